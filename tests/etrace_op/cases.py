@@ -240,10 +240,15 @@ def compiled(fn):
     return jax.jit(fn, compiler_options=fast)
 
 
+def etp_primitives(jaxpr) -> list:
+    """The ETP primitives that a jaxpr binds itself."""
+    return [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
+
+
 def primitives_in(jaxpr) -> list[str]:
-    """Names of the primitives of a jaxpr and of those inside it."""
+    """Names of the primitives of a jaxpr, open or closed, and of those inside it."""
     names = []
-    for eqn in jaxpr.eqns:
+    for eqn in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
         names.append(eqn.primitive.name)
         for value in eqn.params.values():
             inner = getattr(value, 'jaxpr', value)

@@ -68,23 +68,15 @@ def mapped(case, axes) -> Mapped:
     axes = (*axes, *(None for _ in case.structure))
     primitive, invars = case.primitive.mapped(axes), case.primitive.trainable_invars(case.params)
     wide = lambda shape, index: (LANES, *shape) if axes[index] == 0 else shape
-    return Mapped(
-        name,
-        primitive,
-        None if case.x is None else wide(case.x, primitive.x_invar_index),
-        {n: wide(shape, invars[n]) for n, shape in case.weights.items()},
-        case.params,
-        case.structure,
-        case,
-    )
+    x = None if case.x is None else wide(case.x, primitive.x_invar_index)
+    weights = {n: wide(shape, invars[n]) for n, shape in case.weights.items()}
+    return Mapped(name, primitive, x, weights, case.params, case.structure, case)
 
 
 def combinations(case) -> list[Mapped]:
     """The case under every vmap that maps something."""
-    operands = len(case.weights) + (case.x is not None)
-    return [
-        mapped(case, axes) for axes in itertools.product((0, None), repeat=operands) if 0 in axes
-    ]
+    choices = itertools.product((0, None), repeat=len(case.weights) + (case.x is not None))
+    return [mapped(case, axes) for axes in choices if 0 in axes]
 
 
 def some(case) -> list[Mapped]:
@@ -124,23 +116,11 @@ SEVERAL = Placed('several outputs', several, (3,), {'a': (3,), 'b': (3,)}, {'pow
 PAIR = Placed('two weights, no x', pair, None, {'gain': (3,), 'offset': (3,)})
 
 NAMED = {case.name: case for case in ALL}
-EVERY_PRIMITIVE = [
-    NAMED[name]
-    for name in (
-        'mm with bias',
-        'mv with bias',
-        'elemwise',
-        'sp_mm by a dense product, with bias',
-        'sp_mv with bias',
-        'lora_mm batch of one, with bias',
-        'lora_mv with bias',
-        'conv 1-D channels last',
-    )
-] + [SEVERAL, PAIR]
-mm, mv, conv, lora = (
-    NAMED[name]
-    for name in ('mm with bias', 'mv with bias', 'conv 1-D channels last', 'lora_mv with bias')
-)
+mm, mv, lora = (NAMED[f'{name} with bias'] for name in ('mm', 'mv', 'lora_mv'))
+lora_mm, sp_mv = NAMED['lora_mm batch of one, with bias'], NAMED['sp_mv with bias']
+elemwise, conv = NAMED['elemwise'], NAMED['conv 1-D channels last']
+sp_mm = NAMED['sp_mm by a dense product, with bias']
+EVERY_PRIMITIVE = [mm, mv, elemwise, sp_mm, sp_mv, lora_mm, lora, conv, SEVERAL, PAIR]
 ONCE = [c for case in EVERY_PRIMITIVE for c in combinations(case)]
 TWICE = [
     mapped(mapped(case, inner), outer)
@@ -166,14 +146,8 @@ REST = [c for case in ALL if case not in EVERY_PRIMITIVE for c in some(case)]
 def table(found, quick, late):
     """A test for each case, slow outside of ``quick``, nightly where it is ``late``."""
     fast, last = {c.name for c in quick}, {c.name for c in late}
-    return pytest.mark.parametrize(
-        'case',
-        [
-            c if c.name in fast else pytest.param(c, marks=nightly if c.name in last else slow)
-            for c in found
-        ],
-        ids=str,
-    )
+    mark = lambda c: () if c.name in fast else nightly if c.name in last else slow
+    return pytest.mark.parametrize('case', [pytest.param(c, marks=mark(c)) for c in found], ids=str)
 
 
 SOME = [c for case in EVERY_PRIMITIVE for c in some(case)]
@@ -197,14 +171,10 @@ def by_loop(case, x, d, weights):
     or a list of lanes.
     """
     if not isinstance(case, Mapped):
-        return (
-            case.impl(x, weights),
-            jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0],
-            cases.instant(case, x, d, weights),
-        )
-    found = [
-        by_loop(case.lane, x, d, weights) for (x, weights), d in zip(case.lanes(x, weights), d)
-    ]
+        y, pull = jax.vjp(lambda w: case.impl(x, w), weights)
+        return y, pull(d)[0], cases.instant(case, x, d, weights)
+    each = zip(case.lanes(x, weights), d)
+    found = [by_loop(case.lane, x, d, weights) for (x, weights), d in each]
     y, gradient, entry = (stack(part) for part in zip(*found))
     return y, {n: g if case.has_axis(n) else g.sum(0) for n, g in gradient.items()}, entry
 
@@ -213,29 +183,19 @@ def pairs(case, x, weights, d, e):
     """Both sides of each equation, by its name; one program for a case."""
     entry, product = cases.instant(case, x, e, weights), d * e
     y, gradient, expected = by_loop(case, x, e, weights)
+    of_rule, of_product = (cases.gradient(case, x, each, weights) for each in (e, product))
+    carried, made = cases.transport(case, d, entry), cases.instant(case, x, product, weights)
     found = {
         'the primitive is its lanes': (case.call(x, weights), y),
-        'a gradient is the sum of the lanes': (cases.gradient(case, x, e, weights), gradient),
-        'a gradient is the vjp': (
-            cases.gradient(case, x, e, weights),
-            jax.vjp(lambda w: case.impl(x, w), weights)[1](e)[0],
-        ),
+        'a gradient is the sum of the lanes': (of_rule, gradient),
+        'a gradient is the vjp': (of_rule, jax.vjp(lambda w: case.impl(x, w), weights)[1](e)[0]),
         'an entry is the stack of the lanes': (entry, expected),
-        'carrying commutes with making': (
-            cases.transport(case, d, entry),
-            cases.instant(case, x, product, weights),
-        ),
-        'solving gives the vjp': (
-            cases.solve(case, d, entry, weights),
-            cases.gradient(case, x, product, weights),
-        ),
+        'carrying commutes with making': (carried, made),
+        'solving gives the vjp': (cases.solve(case, d, entry, weights), of_product),
     }
     if case.primitive.batched:
-        one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
-        found['a whole batch is summed'] = (
-            one(x, e, weights, **case.rule_params),
-            {n: t.sum(0) for n, t in entry.items()},
-        )
+        whole = {n: t.sum(0) for n, t in entry.items()}
+        found['a whole batch is summed'] = cases.entry_rule(case)(x, e, weights), whole
     return found
 
 
@@ -246,25 +206,20 @@ def arguments(case, dtype=None):
 @pytest.mark.tier(quick=5, one_in=8)
 @every_case
 def test_rules_of_a_mapped_primitive_keep_the_laws_and_are_those_of_its_lanes(case):
-    for got, expected in cases.compiled(functools.partial(pairs, case))(*arguments(case)).values():
-        assert_close(got, expected)
+    got, expected = cases.sides(cases.compiled(functools.partial(pairs, case))(*arguments(case)))
+    assert_close(got, expected)
 
 
 def results(case, num_state, dtype=None):
     x, weights, d, e = arguments(case, dtype)
-    entry, (x_var, y_var) = cases.instant(case, x, e, weights), map(cases.variable, (x, case.y))
-    init_pp = case.primitive.bound_rule('init_pp', case.rule_params)
+    entry = cases.instant(case, x, e, weights)
     return {
         'gradient': cases.gradient(case, x, e, weights),
         'entry': entry,
         'carried': cases.transport(case, d, entry),
         'solved': cases.solve(case, d, entry, weights),
         'empty': cases.init(case, x, weights, num_state),
-        'output': {
-            'y': init_pp(
-                x_var, y_var, {n: cases.variable(w) for n, w in weights.items()}, num_state
-            )
-        },
+        'output': {'y': cases.init(case, x, weights, num_state, 'init_pp')},
     }
 
 
@@ -288,20 +243,17 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     dtype=[jnp.float32, jnp.bfloat16],
 )
 def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
-    x, weights = case.draw(dtype=dtype)
-    y = {'y': cases.variable(case.draw_y(0, dtype))}
     found = jax.eval_shape(
         lambda: {n: r for n, r in results(case, 1, dtype).items() if n != 'output'}
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-    zeros = case.primitive.bound_rule('init_pp', case.rule_params)(
-        cases.variable(x), *y.values(), {n: cases.variable(w) for n, w in weights.items()}, 1
-    )
-    assert (
-        zeros.dtype == dtype
-        and not zeros.any()
-        and not any(e.any() for e in cases.init(case, x, weights, 1).values())
-    )
+    x, weights = case.draw(dtype=dtype)
+    y = cases.variable(case.draw_y(0, dtype))
+    weight_vars = {n: cases.variable(w) for n, w in weights.items()}
+    init_pp = case.primitive.bound_rule('init_pp', case.rule_params)
+    zeros = init_pp(cases.variable(x), y, weight_vars, 1)
+    assert zeros.dtype == dtype
+    assert not any(e.any() for e in (zeros, *cases.init(case, x, weights, 1).values()))
 
 
 @pytest.mark.parametrize(
@@ -320,31 +272,21 @@ def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
 )
 def test_a_mapped_primitive_has_an_own_layout_only_where_it_needs_one(primitive, axes, own):
     form = primitive.mapped(axes)
-    assert all(
-        (form.optional_rule(slot) is not None) == own for slot in ('instant_drtrl', 'solve_drtrl')
-    )
-    assert all(form.optional_rule(slot) is not None for slot in ops.REQUIRED_SLOTS)
-    assert (
-        form.batched
-        == ops.is_batched_primitive(form)
-        == (axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None)
-    )
+    found = {slot for slot in ops.RULE_SLOTS if form.optional_rule(slot) is not None}
+    assert found == set(ops.RULE_SLOTS if own else ops.REQUIRED_SLOTS)
+    of_x_alone = axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None
+    assert form.batched == ops.is_batched_primitive(form) == of_x_alone
 
 
 def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():
     xs, weights = jnp.ones((4, 3)), jnp.ones((2, 3, 5))
     heads = jax.vmap(ops.matmul, (None, 0))
     jaxpr = jax.make_jaxpr(jax.vmap(heads, (0, None)))(xs, weights)
-    (form,) = [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
-    assert (
-        form.batched
-        and form.originals() == [ops.etp_mv_p.mapped((None, 0)), ops.etp_mv_p]
-        and form.root is ops.etp_mv_p
-    )
+    (form,) = cases.etp_primitives(jaxpr)
+    assert form.batched and form.root is ops.etp_mv_p
+    assert form.originals() == [ops.etp_mv_p.mapped((None, 0)), ops.etp_mv_p]
     more = jax.make_jaxpr(jax.vmap(jax.vmap(heads, (0, None)), (0, None)))(xs[None], weights)
-    assert [
-        eqn.primitive.original for eqn in more.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)
-    ] == [form]
+    assert [outer.original for outer in cases.etp_primitives(more)] == [form]
 
 
 def loss(call, x, weights):
@@ -381,68 +323,47 @@ def test_vmap_binds_the_primitive_whose_rules_these_are(case):
     over = jax.vmap(case.call, (None if x is None else 0, 0))
     assert_close(over(x, weights), lanes.call(x, weights))
     for fn in (over, jax.jit(over), jax.grad(functools.partial(loss, over), 1)):
-        closed = jax.make_jaxpr(fn)(x, weights)
-        assert (
-            primitives_in(getattr(closed, 'jaxpr', closed)).count(f'{case.primitive.name}_vmap')
-            == 1
-        )
+        names = primitives_in(jax.make_jaxpr(fn)(x, weights))
+        assert names.count(f'{case.primitive.name}_vmap') == 1
 
 
 def gain():
     return ops.ETPPrimitive('etp_test', lambda x, w: x * w)
 
 
-def test_rules_registered_after_mapping_are_found():
+def test_rules_registered_after_mapping_are_found(registries_are_restored):
     primitive = gain()
     form = primitive.mapped((0, 0)).mapped((None, 0))
     assert all(form.optional_rule(slot) is None for slot in ops.RULE_SLOTS)
-    try:
-        primitive.register_xy_to_dw(lambda x, d, weights: {'weight': x * d})
-        got = form.bound_rule('xy_to_dw', {})(
-            jnp.full((2, 3), 2.0), jnp.ones((4, 2, 3)), {'weight': jnp.ones((4, 2, 3))}
-        )
-        assert_close(got, {'weight': jnp.full((4, 2, 3), 2.0)})
-    finally:
-        ops.ETP_RULES_XY_TO_DW.pop(primitive, None)
+    primitive.register_xy_to_dw(lambda x, d, weights: {'weight': x * d})
+    x, ones = jnp.full((2, 3), 2.0), jnp.ones((4, 2, 3))
+    assert_close(form.bound_rule('xy_to_dw', {})(x, ones, {'weight': ones}), {'weight': 2 * ones})
 
 
 @pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
 def test_a_missing_rule_of_a_mapped_primitive_names_the_primitive_to_register_it_for(slot):
-    with pytest.raises(
-        MissingRuleError,
-        match=f"'etp_test' has no rule '{slot}', which D_RTRL needs.*register_{slot}",
-    ) as caught:
+    message = f"'etp_test' has no rule '{slot}', which D_RTRL needs.*register_{slot}"
+    with pytest.raises(MissingRuleError, match=message) as caught:
         gain().mapped((0, 0)).mapped((None, 0)).bound_rule(slot, {}, 'D_RTRL')
-    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == (
-        'etp_test',
-        slot,
-        'D_RTRL',
-    )
+    error = caught.value
+    assert (error.op, error.rule, error.algorithm) == ('etp_test', slot, 'D_RTRL')
 
 
 def test_a_rule_is_registered_for_the_original_only():
     form = ops.etp_mm_p.mapped((0, 0))
+    message = "'etp_mm_vmap' is 'etp_mm' under jax.vmap.*Register 'yw_to_w' there"
     for register in (form.register_yw_to_w, lambda rule: form.register_etp_rules(yw_to_w=rule)):
-        with pytest.raises(
-            RuleContractError,
-            match="'etp_mm_vmap' is 'etp_mm' under jax.vmap.*Register 'yw_to_w' there",
-        ):
+        with pytest.raises(RuleContractError, match=message):
             register(lambda d, trace: trace)
     assert form not in ops.ETP_RULES_YW_TO_W
 
 
-def test_a_broken_rule_behind_a_mapped_primitive_is_named():
-    primitive = gain()
-    try:
-        primitive.register_yw_to_w(lambda d, trace: {'bias': d})
-        with pytest.raises(
-            RuleContractError, match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\]"
-        ):
-            primitive.mapped((0, 0)).bound_rule('yw_to_w', {})(
-                jnp.ones((2, 3)), {'weight': jnp.ones((2, 3))}
-            )
-    finally:
-        ops.ETP_RULES_YW_TO_W.pop(primitive, None)
+def test_a_broken_rule_behind_a_mapped_primitive_is_named(registries_are_restored):
+    primitive, d = gain(), jnp.ones((2, 3))
+    primitive.register_yw_to_w(lambda d, trace: {'bias': d})
+    carry = primitive.mapped((0, 0)).bound_rule('yw_to_w', {})
+    with pytest.raises(RuleContractError, match=r"'yw_to_w' of 'etp_test' .* keys \['bias'\]"):
+        carry(d, {'weight': d})
 
 
 def test_the_number_of_outputs_of_an_original_is_known_from_its_mapped_form():
@@ -460,22 +381,10 @@ def use(case) -> OpUse:
     shape = lambda a: None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype)
     x, weights = case.draw()
     slots = case.primitive.trainable_invars(case.params)
-    return OpUse(
-        'w',
-        0,
-        case.primitive,
-        case.rule_params,
-        None if x is None else 100,
-        101,
-        slots,
-        slots,
-        {n: (i,) for n, i in slots.items()},
-        True,
-        'here',
-        shape(x),
-        case.y,
-        {n: shape(w) for n, w in weights.items()},
-    )
+    of_x, places = None if x is None else 100, {n: (i,) for n, i in slots.items()}
+    avals = shape(x), case.y, {n: shape(w) for n, w in weights.items()}
+    found = 'w', 0, case.primitive, case.rule_params, of_x, 101, slots, slots, places, True, 'here'
+    return OpUse(*found, *avals)
 
 
 def over_time(case, coords, steps: int = 3):
