@@ -15,16 +15,8 @@ from tests.compare import assert_close
 
 from . import cases
 
-BUILT_IN = {
-    'etp_conv',
-    'etp_elemwise',
-    'etp_lora_mm',
-    'etp_lora_mv',
-    'etp_mm',
-    'etp_mv',
-    'etp_sp_mm',
-    'etp_sp_mv',
-}
+FAMILIES = ('conv', 'elemwise', 'lora_mm', 'lora_mv', 'mm', 'mv', 'sp_mm', 'sp_mv')
+BUILT_IN = {f'etp_{name}' for name in FAMILIES}
 REGISTRIES = [
     ops.ETP_RULES_YW_TO_W,
     ops.ETP_RULES_XY_TO_DW,
@@ -44,6 +36,7 @@ def rule(*args, **params):
     return {'weight': jnp.zeros(())}
 
 
+GOOD = 'etp_test', impl
 SPEC = ops.ETPPrimitiveSpec(
     'etp_test', impl, rule, rule, rule, rule, lambda params: {'weight': 1}, batched=True
 )
@@ -61,42 +54,29 @@ def test_the_eight_primitives_and_their_sets():
     assert names(ops.GRADIENT_ENABLED_PRIMITIVES) == {'etp_elemwise'}
     assert names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
     assert all(names(table) == BUILT_IN for table in REGISTRIES[:4])
-    assert (
-        names(ops.ETP_RULES_INSTANT_DRTRL)
-        == names(ops.ETP_RULES_SOLVE_DRTRL)
-        == {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
-    )
+    own = {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
+    assert names(ops.ETP_RULES_INSTANT_DRTRL) == names(ops.ETP_RULES_SOLVE_DRTRL) == own
 
 
 def test_membership_asks_the_sets():
     assert ops.is_etp_primitive(ops.etp_mm_p) and not ops.is_etp_primitive(jax.lax.add_p)
     assert ops.is_batched_primitive(ops.etp_mm_p) and not ops.is_batched_primitive(ops.etp_mv_p)
-    assert ops.is_gradient_enabled_primitive(
-        ops.etp_elemwise_p
-    ) and not ops.is_gradient_enabled_primitive(ops.etp_mm_p)
+    assert ops.is_gradient_enabled_primitive(ops.etp_elemwise_p)
+    assert not ops.is_gradient_enabled_primitive(ops.etp_mm_p)
 
 
 @pytest.mark.parametrize('name', sorted(BUILT_IN))
 def test_layouts_are_the_published_ones(name):
     primitive = getattr(ops, f'{name}_p')
     spec = ops.get_primitive_spec(primitive)
-    weights = (
-        {'lora_b': 1, 'lora_a': 2}
-        if 'lora' in name
-        else {'weight': 0 if name == 'etp_elemwise' else 1}
-    )
-    bias = {} if name == 'etp_elemwise' else {'bias': len(weights) + 1}
-    assert (
-        primitive.trainable_invars({})
-        == spec.resolve_trainable_invars({'has_bias': False})
-        == weights
-    )
-    assert (
-        primitive.trainable_invars({'has_bias': True})
-        == spec.resolve_trainable_invars({'has_bias': True})
-        == weights | bias
-    )
-    assert primitive.x_invar_index == spec.x_invar_index == (None if name == 'etp_elemwise' else 0)
+    elementwise = name == 'etp_elemwise'
+    weights = {'lora_b': 1, 'lora_a': 2} if 'lora' in name else {'weight': 0 if elementwise else 1}
+    bias = {} if elementwise else {'bias': len(weights) + 1}
+    assert primitive.trainable_invars({}) == weights
+    for invars in (primitive.trainable_invars, spec.resolve_trainable_invars):
+        assert invars({'has_bias': False}) == weights
+        assert invars({'has_bias': True}) == weights | bias
+    assert primitive.x_invar_index == spec.x_invar_index == (None if elementwise else 0)
     assert (primitive.batched, primitive.y_outvar_index) == (spec.batched, 0)
 
 
@@ -118,20 +98,15 @@ def test_a_primitive_prints_its_name_and_its_rules():
 def test_class_style_registration_fills_the_sets_and_defaults():
     primitive = ops.register_primitive('etp_test', impl)
     assert isinstance(primitive, ops.ETPPrimitive) and primitive in ops.ETP_PRIMITIVES
-    assert (
-        primitive not in ops.BATCHED_PRIMITIVES and primitive not in ops.GRADIENT_ENABLED_PRIMITIVES
-    )
+    assert primitive not in ops.BATCHED_PRIMITIVES | ops.GRADIENT_ENABLED_PRIMITIVES
     assert primitive.trainable_invars({}) == {'weight': 1} and primitive.impl_fn is impl
     assert not primitive.batched and not primitive.gradient_enabled
     assert primitive.x_invar_index == primitive.y_outvar_index == 0
     flagged = ops.register_primitive(
         'etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None
     )
-    assert (
-        flagged in ops.BATCHED_PRIMITIVES
-        and flagged in ops.GRADIENT_ENABLED_PRIMITIVES
-        and flagged.x_invar_index is None
-    )
+    assert flagged in ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
+    assert flagged.x_invar_index is None
 
 
 @pytest.mark.parametrize(('slot', 'registry'), list(zip(ops.RULE_SLOTS, REGISTRIES)))
@@ -139,12 +114,8 @@ def test_each_slot_has_a_method_that_returns_the_rule_and_one_registry(slot, reg
     primitive = ops.register_primitive('etp_test', impl)
     assert primitive.optional_rule(slot) is None
     assert getattr(primitive, f'register_{slot}')(rule) is rule
-    assert (
-        registry[primitive]
-        is rule
-        is primitive.rule(slot, 'D_RTRL')
-        is primitive.optional_rule(slot)
-    )
+    found = registry[primitive], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
+    assert all(each is rule for each in found)
     del registry[primitive]
     assert primitive.optional_rule(slot) is None
 
@@ -153,11 +124,8 @@ def test_several_rules_are_registered_at_once_and_none_leaves_a_slot_alone():
     primitive = ops.register_primitive('etp_test', impl)
     primitive.register_init_pp(rule)
     assert primitive.register_etp_rules(yw_to_w=rule, xy_to_dw=rule, init_pp=None) is None
-    assert {slot for slot in ops.RULE_SLOTS if primitive.optional_rule(slot)} == {
-        'yw_to_w',
-        'xy_to_dw',
-        'init_pp',
-    }
+    found = {slot for slot in ops.RULE_SLOTS if primitive.optional_rule(slot)}
+    assert found == {'yw_to_w', 'xy_to_dw', 'init_pp'}
 
 
 @pytest.mark.parametrize(
@@ -193,11 +161,8 @@ def test_a_missing_rule_names_primitive_rule_and_algorithm():
     message = r"'etp_test' has no rule 'init_pp', which ES_D_RTRL needs.*register_init_pp"
     with pytest.raises(MissingRuleError, match=message) as caught:
         primitive.rule('init_pp', 'ES_D_RTRL')
-    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == (
-        'etp_test',
-        'init_pp',
-        'ES_D_RTRL',
-    )
+    error = caught.value
+    assert (error.op, error.rule, error.algorithm) == ('etp_test', 'init_pp', 'ES_D_RTRL')
     with pytest.raises(MissingRuleError, match="'etp_test' has no rule"):
         primitive.mapped((0, 0)).rule('init_pp', 'ES_D_RTRL')
 
@@ -205,29 +170,13 @@ def test_a_missing_rule_names_primitive_rule_and_algorithm():
 @pytest.mark.parametrize(
     ('arguments', 'options', 'message'),
     [
-        (
-            ('etp_mm', impl),
-            {},
-            "'etp_mm' is registered already. Choose another name, or keep the primitive",
-        ),
+        (('etp_mm', impl), {}, 'registered already. Choose another name, or keep the primitive'),
         (('', impl), {}, "needs a name, found ''"),
         ((3, impl), {}, 'needs a name, found 3'),
         (('etp_test', None), {}, "the implementation of 'etp_test' is a NoneType"),
-        (
-            ('etp_test', impl),
-            {'trainable_invars_fn': {'weight': 1}},
-            "trainable_invars_fn of 'etp_test' is a dict",
-        ),
-        (
-            ('etp_test', impl),
-            {'x_invar_index': -1},
-            'x_invar_index .* is -1, expected an integer >= 0 or None',
-        ),
-        (
-            ('etp_test', impl),
-            {'y_outvar_index': None},
-            'y_outvar_index .* is None, expected an integer >= 0',
-        ),
+        (GOOD, {'trainable_invars_fn': {}}, "trainable_invars_fn of 'etp_test' is a dict"),
+        (GOOD, {'x_invar_index': -1}, 'x_invar_index .* is -1, expected an integer >= 0 or None'),
+        (GOOD, {'y_outvar_index': None}, 'y_outvar_index .* is None, expected an integer >= 0'),
     ],
 )
 def test_a_malformed_primitive_is_refused_and_nothing_is_registered(arguments, options, message):
@@ -241,20 +190,17 @@ def test_a_malformed_primitive_is_refused_and_nothing_is_registered(arguments, o
 )
 def test_a_layout_that_is_no_dict_of_distinct_indices_is_refused(invars):
     primitive = ops.register_primitive('etp_test', impl, trainable_invars_fn=lambda params: invars)
-    with pytest.raises(
-        RuleContractError, match="trainable_invars_fn of 'etp_test' returned .* expected a dict"
-    ):
+    message = "trainable_invars_fn of 'etp_test' returned .* expected a dict"
+    with pytest.raises(RuleContractError, match=message):
         primitive.trainable_invars({})
 
 
 def test_a_spec_registers_everything_that_it_says():
-    primitive = ops.register_primitive_spec(
-        dataclasses.replace(SPEC, instant_drtrl=rule, solve_drtrl=rule, gradient_enabled=True)
-    )
+    more = dict(instant_drtrl=rule, solve_drtrl=rule, gradient_enabled=True)
+    primitive = ops.register_primitive_spec(dataclasses.replace(SPEC, **more))
     assert all(primitive.rule(slot) is rule for slot in ops.RULE_SLOTS)
-    assert (
-        primitive in ops.ETP_PRIMITIVES & ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
-    )
+    flagged = ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
+    assert primitive in ops.ETP_PRIMITIVES & flagged
     assert ops.get_primitive_spec(primitive) is ops.ETP_PRIMITIVE_SPECS[primitive]
 
 
@@ -266,11 +212,7 @@ def test_a_spec_is_frozen():
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        (
-            {'yw_to_w': None},
-            "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw, init_drtrl, "
-            'init_pp',
-        ),
+        ({'yw_to_w': None}, "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw"),
         (
             {'xy_to_dw': None, 'init_pp': None, 'trainable_invars_fn': None},
             'lacks xy_to_dw, init_pp, trainable_invars_fn',
@@ -286,32 +228,24 @@ def test_a_spec_is_frozen():
 def test_a_bad_spec_is_refused_and_nothing_is_registered(changes, message):
     with pytest.raises(RuleContractError, match=message):
         ops.register_primitive_spec(dataclasses.replace(SPEC, **changes))
-    assert (
-        names(ops.ETP_PRIMITIVES)
-        == names(ops.ETP_RULES_YW_TO_W)
-        == names(ops.ETP_PRIMITIVE_SPECS)
-        == BUILT_IN
-    )
+    tables = ops.ETP_PRIMITIVES, ops.ETP_RULES_YW_TO_W, ops.ETP_PRIMITIVE_SPECS
+    assert all(names(table) == BUILT_IN for table in tables)
 
 
 def test_absent_and_misnamed_rules_of_a_spec_are_refused():
-    with pytest.raises(
-        RuleContractError, match='lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn'
-    ):
+    lacking = 'lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn'
+    with pytest.raises(RuleContractError, match=lacking):
         ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_test', impl))
-    with pytest.raises(
-        RuleContractError, match="has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w"
-    ):
+    misnamed = "has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w"
+    with pytest.raises(RuleContractError, match=misnamed):
         ops.ETPPrimitiveSpec(name='etp_test', impl=impl, yw_to_dw=rule)
     with pytest.raises(RuleContractError, match='expected an ETPPrimitiveSpec, found a dict'):
         ops.register_primitive_spec({'name': 'etp_test'})
 
 
 def test_asking_for_a_spec_that_is_not_there_says_why():
-    with pytest.raises(
-        RuleContractError,
-        match="'etp_test' was registered without a spec; `register_primitive_spec",
-    ):
+    message = "'etp_test' was registered without a spec; `register_primitive_spec"
+    with pytest.raises(RuleContractError, match=message):
         ops.get_primitive_spec(ops.register_primitive('etp_test', impl))
     with pytest.raises(RuleContractError, match="'add' is not an ETP primitive"):
         ops.get_primitive_spec(jax.lax.add_p)
@@ -325,28 +259,38 @@ def with_rule(slot, fn):
     return primitive.bound_rule(slot, {'has_bias': False}, 'D_RTRL')
 
 
-def test_the_keys_of_a_rule_are_checked_when_it_is_called():
-    d, trace = jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))}
-    with pytest.raises(
-        RuleContractError,
-        match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}",
-    ):
-        with_rule('yw_to_w', lambda d, trace, **params: {'bias': d})(d, trace)
+D, TRACE = jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))}
 
 
-def test_a_rule_in_bare_arrays_is_told_of_the_dict_form():
-    d, trace = jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))}
-    message = r"'yw_to_w' of 'etp_test' failed with TypeError.*dicts of arrays by trainable name"
+@pytest.mark.parametrize(
+    ('slot', 'broken', 'arguments', 'message'),
+    [
+        (
+            'yw_to_w',
+            lambda d, trace, **params: {'bias': d},
+            (D, TRACE),
+            r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}",
+        ),
+        (
+            'yw_to_w',
+            lambda d, trace, **params: trace * d[None, :],
+            (D, TRACE),
+            r"'yw_to_w' of 'etp_test' failed with TypeError.*dicts of arrays by trainable name",
+        ),
+        (
+            'init_drtrl',
+            lambda x, y, w, n: jnp.zeros((4, 3, 5, n)),
+            (None, None, {}, 1),
+            "'init_drtrl' of 'etp_test' returned a .*dicts of arrays",
+        ),
+    ],
+    ids=['other keys', 'takes bare arrays', 'returns a bare array'],
+)
+def test_a_rule_that_is_not_in_dict_form_is_told_of_it_when_it_is_called(
+    slot, broken, arguments, message
+):
     with pytest.raises(RuleContractError, match=message):
-        with_rule('yw_to_w', lambda d, trace, **params: trace * d[None, :])(d, trace)
-
-
-def test_a_rule_that_returns_a_bare_array_is_told_of_the_dict_form():
-    weights = {'weight': cases.variable(jnp.ones((3, 5)))}
-    with pytest.raises(
-        RuleContractError, match="'init_drtrl' of 'etp_test' returned a .*dicts of arrays"
-    ):
-        with_rule('init_drtrl', lambda x, y, w, n: jnp.zeros((4, 3, 5, n)))(None, None, weights, 1)
+        with_rule(slot, broken)(*arguments)
 
 
 @pytest.mark.parametrize('result', [jnp.zeros((4, 5)), {'weight': 0}])
@@ -374,16 +318,14 @@ def test_an_error_of_the_library_inside_a_rule_passes_through():
     case = cases.conv('grouped', (2, 3, 5), (4, 3, 3), 4, batch_group_count=2)
     x, weights = case.draw()
     assert case.call(x, weights).shape == (1, 4, 5)
-    with pytest.raises(
-        NotSupportedError, match='batch_group_count=2 mixes samples.*feature_group_count'
-    ):
+    message = 'batch_group_count=2 mixes samples.*feature_group_count'
+    with pytest.raises(NotSupportedError, match=message):
         cases.init(case, x, weights, 1)
     with pytest.raises(NotSupportedError, match='batch_group_count=2'):
         cases.instant(case, x, x, weights)
     behind = cases.conv('behind', (3, 5, 2), (4, 3, 3), 4, dimension_numbers=('CHN', 'OIH', 'CHN'))
-    with pytest.raises(
-        NotSupportedError, match='put the batch behind another axis.*braintrace.conv'
-    ):
+    message = 'put the batch behind another axis.*braintrace.conv'
+    with pytest.raises(NotSupportedError, match=message):
         cases.init(behind, *behind.draw(), 1)
 
 
@@ -406,10 +348,8 @@ def test_an_implementation_may_return_several_outputs():
 
 def test_an_output_that_is_neither_array_nor_flat_tuple_is_refused():
     primitive = ops.register_primitive('etp_test', lambda x: {'y': x})
-    with pytest.raises(
-        RuleContractError,
-        match="implementation of 'etp_test' returned .*expected an array or a flat tuple",
-    ):
+    message = "implementation of 'etp_test' returned .*expected an array or a flat tuple"
+    with pytest.raises(RuleContractError, match=message):
         primitive.bind(jnp.ones(3))
     wavering = ops.register_primitive('etp_test_2', lambda x, *, several: (x, x) if several else x)
     wavering.bind(jnp.ones(3), several=False)
