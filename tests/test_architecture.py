@@ -305,20 +305,20 @@ BROKEN = {
         Source('kit/x.py', 'from .. import _hidden'),
     ],
     'a floor offers names and no modules': [
-        Source('_compiler/__init__.py', 'from .program import dataflow as flow'),
+        Source('_compiler/__init__.py', 'from .program import dataflow as flow')
     ],
     'an import is a statement': [
-        Source('_rules/x.py', "def f():\n    return importlib.import_module('braintrace.nn')"),
+        Source('_rules/x.py', "def f():\n    return importlib.import_module('braintrace.nn')")
     ],
     'only _jax/ opens the door to the internals of JAX': [
-        Source('_compiler/x.py', 'import jax\nf = jax.core.Jaxpr'),
+        Source('_compiler/x.py', 'import jax\nf = jax.core.Jaxpr')
     ],
     'only some floors know brainstate': [
         Source('functional.py', 'import brainstate'),
         Source('nn/__init__.py', 'from ._base import f\nfrom .. import _brainstate'),
     ],
     'module-level imports are run-time dependencies': [
-        Source('_learner/x.py', 'if True:\n    import optax'),
+        Source('_learner/x.py', 'if True:\n    import optax')
     ],
 }
 

@@ -270,26 +270,14 @@ degraded(merging('dot_general'), mixing_tail(), no_relation(), **TAIL, name='tai
     lambda p, h, x: 0.8 * h + mm(x, p['w']) @ R
 )
 degraded(
-    merging('reduce_sum'),
-    mixing_tail(),
-    no_relation(),
-    **TAIL,
-    name='tail_of_a_sum_over_the_batch',
+    merging('reduce_sum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_the_batch'
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(0))
 degraded(
-    merging('reduce_sum'),
-    mixing_tail(),
-    no_relation(),
-    **TAIL,
-    name='tail_of_a_sum_over_features',
+    merging('reduce_sum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_features'
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(-1, keepdims=True))
-degraded(
-    merging('fft'),
-    mixing_tail(),
-    no_relation(),
-    **TAIL,
-    name='tail_of_a_fourier_transform',
-)(lambda p, h, x: 0.8 * h + jnp.fft.fft(mm(x, p['w'])).real)
+degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_fourier_transform')(
+    lambda p, h, x: 0.8 * h + jnp.fft.fft(mm(x, p['w'])).real
+)
 degraded(
     mixing('dynamic_update_slice'),
     mixing_tail(at='op'),

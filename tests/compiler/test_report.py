@@ -401,8 +401,7 @@ LATER = [pytest.mark.slow, pytest.mark.nightly]
 
 @pytest.mark.tier(quick=1, one_in=8)
 @pytest.mark.parametrize(
-    'name',
-    [n if n in QUICK else pytest.param(n, marks=LATER[i % 2]) for i, n in enumerate(ROWS)],
+    'name', [n if n in QUICK else pytest.param(n, marks=LATER[i % 2]) for i, n in enumerate(ROWS)]
 )
 def test_a_gradient_equals_plain_backpropagation_exactly_where_the_report_says_so(name):
     with jax.enable_x64(True), warnings.catch_warnings():

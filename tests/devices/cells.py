@@ -146,10 +146,7 @@ CELLS: dict[str, Cell] = {
     'alif': Cell(alif, {'w': (I + N, N), **OUT}, {'w': WHOLE, **UNITS}, ('v', 'a', 's')),
     'lru': Cell(lru, {'w': (I, N), 'leak': (N,), **OUT}, {'w': WHOLE, 'leak': P('m'), **UNITS}),
     'sparse_lif': Cell(
-        sparse_lif,
-        {'w': (I, N), 'r': (N * 4,), **OUT},
-        {'w': WHOLE, 'r': P(), **UNITS},
-        ('v',),
+        sparse_lif, {'w': (I, N), 'r': (N * 4,), **OUT}, {'w': WHOLE, 'r': P(), **UNITS}, ('v',)
     ),
     'conv': Cell(
         conv,

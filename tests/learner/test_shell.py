@@ -18,12 +18,7 @@ from .networks import BATCH, INPUTS, STEPS, UNITS, Net, by_steps, compiled, data
 
 @pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize(
-    'rule, options',
-    [
-        ('D_RTRL', {}),
-        (D_RTRL, {}),
-        (braintrace.rules.d_rtrl(), {}),
-    ],
+    'rule, options', [('D_RTRL', {}), (D_RTRL, {}), (braintrace.rules.d_rtrl(), {})]
 )
 def test_compile_takes_a_class_a_name_or_a_rule(rule, options):
     xs, ys = data()

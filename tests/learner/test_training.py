@@ -34,11 +34,7 @@ def by_hand(learner, xs, ys, every, optimizer=ADAM, **options):
     for i in range(0, len(xs), every):
         cut = {k: v[i : i + every] for k, v in options.items()}
         grads, loss, *_ = learner.etrace_grad(
-            xs[i : i + every],
-            ys[i : i + every],
-            step_fn=step_fn,
-            window=1,
-            **cut,
+            xs[i : i + every], ys[i : i + every], step_fn=step_fn, window=1, **cut
         )
         updates, opt_state = optimizer.update(grads, opt_state, values(learner))
         for k, s in learner.param_states.items():
@@ -145,11 +141,7 @@ def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'steps',
-    [
-        2,
-        *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 103, 250)),
-    ],
+    'steps', [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 103, 250))]
 )
 def test_progress_changes_no_number(steps, capfd):
     rng = np.random.default_rng(0)

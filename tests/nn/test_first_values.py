@@ -105,10 +105,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         lambda: nn.SparseLinear(u.sparse.CSR.fromdense(jnp.asarray(MATRIX))),
         {'weight.weight': Draw(MATRIX.mean(), MATRIX.std())},
     ),
-    'LoRA': (
-        lambda: nn.LoRA(IN, 64, OUT),
-        {'weight.lora_a': lecun(IN), 'weight.lora_b': NONE},
-    ),
+    'LoRA': (lambda: nn.LoRA(IN, 64, OUT), {'weight.lora_a': lecun(IN), 'weight.lora_b': NONE}),
     'GroupedLinear': (
         lambda: nn.GroupedLinear(3, IN, OUT),
         {'weight.weight': kaiming(IN), **WITH_BIAS},
@@ -122,10 +119,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         lambda: nn.GRUCell(IN, OUT),
         linear(**dict.fromkeys(('Wz', 'Wr', 'Wh'), orthogonal(READ))),
     ),
-    'MGUCell': (
-        lambda: nn.MGUCell(IN, OUT),
-        linear(Wf=orthogonal(READ), Wh=orthogonal(READ)),
-    ),
+    'MGUCell': (lambda: nn.MGUCell(IN, OUT), linear(Wf=orthogonal(READ), Wh=orthogonal(READ))),
     'CFNCell': (
         lambda: nn.CFNCell(IN, OUT),
         linear(Wf=orthogonal(READ), Wi=orthogonal(READ), Wh=orthogonal(IN)),
@@ -134,10 +128,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         lambda: nn.MinimalRNNCell(IN, OUT),
         linear(W_u=orthogonal(2 * OUT), phi=orthogonal(IN)),
     ),
-    'MiniGRU': (
-        lambda: compat.MiniGRU(IN, OUT),
-        linear(W_z=orthogonal(READ), W_x=orthogonal(IN)),
-    ),
+    'MiniGRU': (lambda: compat.MiniGRU(IN, OUT), linear(W_z=orthogonal(READ), W_x=orthogonal(IN))),
     'MiniLSTM': (
         lambda: compat.MiniLSTM(IN, OUT),
         linear(W_f=orthogonal(READ), W_i=orthogonal(READ), W_x=orthogonal(IN)),
@@ -166,10 +157,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         | linear(MAMBA_STEPS, Wd=kaiming(IN))
         | {'A_log': Draw(0.0, 0.0, lambda a: np.exp(a) / np.arange(1, 129) - 1), 'D': ONE},
     ),
-    'FilteredReadout': (
-        lambda: nn.FilteredReadout(IN, OUT, b_init=0.0),
-        linear(W=kaiming(IN)),
-    ),
+    'FilteredReadout': (lambda: nn.FilteredReadout(IN, OUT, b_init=0.0), linear(W=kaiming(IN))),
     'LeakyRateReadout': (lambda: nn.LeakyRateReadout(IN, OUT), {'W': kaiming(IN)}),
     'LeakySpikeReadout': (lambda: nn.LeakySpikeReadout(IN, OUT), {'W': kaiming(IN)}),
     'Projection': (

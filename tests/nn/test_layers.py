@@ -171,10 +171,7 @@ def test_signed_weights_may_be_given():
         ({'w_sign': np.array([[1], [np.nan]])}, r'w_sign is nan at \(1, 0\)'),
         ({'w_sign': np.ones(2)}, r'w_sign has shape \(2,\); give the shape \(2, 1\)'),
         ({'w_sign': 'minus'}, 'w_sign is a str'),
-        (
-            {'w_init': np.array([[1.0, 2, 3], [4, -5, -6]])},
-            r'-5.0 at \(1, 1\), where w_sign is \+',
-        ),
+        ({'w_init': np.array([[1.0, 2, 3], [4, -5, -6]])}, r'-5.0 at \(1, 1\), where w_sign is \+'),
         (
             {'w_init': np.ones((2, 3)) * u.siemens, 'w_sign': np.array([[1], [-1]])},
             r'w_init is 1.0 at \(1, 0\), where w_sign is -1. Give weights of that sign',

@@ -157,9 +157,7 @@ def uniform(rng, shape):
 ROWS = [
     Row(
         'expon_cuba',
-        lambda: Feed(
-            nn.Projection(nn.Linear(3, 5), nn.Expon(5, 4.0, DRAWN), nn.CUBA(scale=2.0)),
-        ),
+        lambda: Feed(nn.Projection(nn.Linear(3, 5), nn.Expon(5, 4.0, DRAWN), nn.CUBA(scale=2.0))),
         current_based,
         exact=True,
     ),
