@@ -40,7 +40,6 @@ AT_NIGHT = {
     'tests/kit/test_registry.py': 'each starts a pytest of its own',
     'tests/learner/test_e_prop.py': 'three programs for each layer',
     'tests/learner/test_random_rules.py': 'one rule of each kind shows the shell',
-    'tests/learner/test_training.py::test_progress_changes_no_number': 'more lengths',
     'tests/nn/test_brainpy_state.py': 'more classes of another package',
     'receipts/tests/test_fuzz.py': 'more random changes',
     'receipts/tests/test_mutation.py': 'every number of every file',

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import braintrace
+from tests.compare import assert_close
 
 BATCH, INPUTS, UNITS, STEPS = 3, 2, 4, 7
 
@@ -58,3 +59,9 @@ def by_steps(learner, xs, ys, weights=None):
         got = grad(x, y)
         total = got if total is None else jax.tree.map(jnp.add, total, got)
     return total
+
+
+def same_state(learner, state):
+    """Raise unless a learner holds this state of the pure functions."""
+    held = learner.pure()[2], learner.etrace.value
+    assert_close(held, (state.carry, {'trace': state.trace, 't': state.t}))

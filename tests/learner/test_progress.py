@@ -10,6 +10,8 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules, tasks
+from braintrace._windows import turns
+from tests.compare import assert_close
 
 from .networks import compiled, data, loss_of, squared
 
@@ -92,6 +94,48 @@ def test_of_pure_functions(jit):
     jax.effects_barrier()
     seen.check(found.losses)
     np.testing.assert_array_equal(np.concatenate(seen.rows), found.observed)
+
+
+LAST = {'mask': jnp.arange(T) == T - 1, 'update_every': T}
+
+
+@pytest.mark.parametrize('train', [None, {'update_every': 7}, LAST], ids=['grad', '7', 'last'])
+def test_a_line_shows_the_loss_that_counts_and_changes_no_number(train, capfd):
+    def run(progress):
+        learner = compiled()
+        options = {'step_fn': loss_of(learner), 'progress': progress}
+        if train is None:
+            found = learner.etrace_grad(*sequences(), **options)
+        else:
+            found = learner.etrace_train(*sequences(), optimizer=SGD, **options, **train)
+        return found, learner.save()
+
+    got = run(True)
+    jax.effects_barrier()
+    line = capfd.readouterr().err
+    assert f'{T}/{T} steps' in line
+    assert train is not LAST or f'loss {float(got[0].losses[-1]):.4g},' in line
+    assert_close(got, run(False))
+
+
+@pytest.mark.parametrize(
+    ('rate', 'length', 'most'),
+    [(50, 200, 25), (1000, 10_000, 55), (1e5, 10**6, 55), (10, 10**4, 101)],
+)
+def test_a_line_is_renewed_a_few_times_a_second_and_at_most_a_hundred_times(
+    rate, length, most, capfd, monkeypatch
+):
+    clock = [0.0]
+    monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
+    line, due, reports = turns._Line(length), 0, 0
+    line(0, 0.0)
+    for done in range(length // 100, length + 1, length // 100):
+        clock[0] = done / rate
+        if done >= due:
+            due, reports = line(done, 0.5), reports + 1
+    assert 3 <= reports <= most
+    said = f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left'
+    assert said in capfd.readouterr().err
 
 
 @pytest.mark.slow
