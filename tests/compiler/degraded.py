@@ -144,59 +144,47 @@ clipped.defvjp(lambda h: (h, None), lambda _, g: (g / (1.0 + jnp.linalg.norm(g))
 
 # -- mixing on the way from a state ----------------------------------------------------------------
 
-degraded(mixing('dot_general'), name='dot')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) + jnp.tanh(cut(h) @ R)
-)
-degraded(mixing('conv_general_dilated'), name='convolution')(
-    lambda p, h, x: (
-        0.8 * h
-        + mm(x, p['w'])
-        + lax.conv(cut(h)[:, None], jnp.ones((1, 1, 3)), (1,), 'SAME')[:, 0]  # here
+SPREAD = 'reduce_sum, spread by broadcast_in_dim'
+# name -> what is told, and what is added to a leaky unit: a function of its old states and inputs
+MIXING = {
+    'dot': ('dot_general', lambda h, x: jnp.tanh(h @ R)),
+    'convolution': (
+        'conv_general_dilated',
+        lambda h, x: lax.conv(h[:, None], jnp.ones((1, 1, 3)), (1,), 'SAME')[:, 0],
+    ),
+    'cumulative_sum': ('cumsum', lambda h, x: 0.3 * jnp.cumsum(h, -1)),
+    'roll': (moving('slice'), lambda h, x: 0.3 * jnp.roll(h, 1, -1)),
+    'flip': (moving('rev'), lambda h, x: 0.3 * h[:, ::-1]),
+    'mean_over_features': (SPREAD, lambda h, x: -0.3 * h.mean(-1, keepdims=True)),
+    'max_over_features': (
+        'reduce_max, spread by broadcast_in_dim',
+        lambda h, x: -0.3 * h.max(-1, keepdims=True),
+    ),
+    'mean_over_the_batch': (SPREAD, lambda h, x: -0.3 * h.mean(0)),
+    'norm': (SPREAD, lambda h, x: -0.3 * jnp.linalg.norm(h, axis=-1, keepdims=True)),
+    'softmax_by_hand': (SPREAD, lambda h, x: jnp.cos(x[:, :1]) / jnp.exp(h).sum(-1, keepdims=True)),
+    'sort': ('sort', lambda h, x: 0.8 * jnp.sort(h)),
+    'gather': ('gather', lambda h, x: 0.3 * h[:, jnp.array([1, 0, 3, 2])]),
+    'gather_by_an_input': (
+        'gather',
+        lambda h, x: h[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]],
+    ),
+    'slice_at_an_input': (
+        'dynamic_slice, spread by',
+        lambda h, x: lax.dynamic_slice(h, (0, (x[0, 0] > 0).astype(int)), (B, 1)),
+    ),
+    'top_k': ('top_k, spread by', lambda h, x: lax.top_k(h, 1)[0]),
+    'linear_solve': (
+        'custom_linear_solve',
+        lambda h, x: 0.8 * jnp.linalg.solve(2 * jnp.eye(N) + R, h.T).T,
+    ),
+}
+for name, (told, term) in MIXING.items():
+    degraded(told if isinstance(told, Note) else mixing(told), name=name, place=term)(
+        lambda p, h, x, term=term: 0.8 * h + mm(x, p['w']) + term(cut(h), x)
     )
-)
-degraded(mixing('cumsum'), name='cumulative_sum')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * jnp.cumsum(cut(h), -1)
-)
-degraded(moving('slice'), name='roll')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * jnp.roll(cut(h), 1, -1)
-)
-degraded(moving('rev'), name='flip')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * cut(h)[:, ::-1]
-)
-degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='mean_over_features')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).mean(-1, keepdims=True)
-)
-degraded(mixing('reduce_max, spread by broadcast_in_dim'), name='max_over_features')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).max(-1, keepdims=True)
-)
-degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='mean_over_the_batch')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).mean(0)
-)
-degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='division_by_the_norm')(
-    lambda p, h, x: h / (1 + jnp.linalg.norm(cut(h), axis=-1, keepdims=True)) + mm(x, p['w'])
-)
-degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='softmax', history=False)(
+degraded(mixing(SPREAD), name='softmax', history=False)(
     lambda p, h, x: 2 * jax.nn.softmax(h) + mm(x, p['w'])
-)
-degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='softmax_by_hand')(
-    lambda p, h, x: 2 * jnp.exp(h) / jnp.exp(cut(h)).sum(-1, keepdims=True) + mm(x, p['w'])
-)
-degraded(mixing('sort'), name='sort')(lambda p, h, x: 0.8 * jnp.sort(cut(h)) + mm(x, p['w']))
-degraded(mixing('gather'), name='gather_by_an_input')(
-    lambda p, h, x: 0.8 * cut(h)[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]] + mm(x, p['w'])
-)
-degraded(mixing('dynamic_slice, spread by'), name='slice_at_an_input')(
-    lambda p, h, x: (
-        0.8 * h
-        + lax.dynamic_slice(cut(h), (0, (x[0, 0] > 0).astype(int)), (B, 1))  # here
-        + mm(x, p['w'])
-    )
-)
-degraded(mixing('top_k, spread by'), name='top_k')(
-    lambda p, h, x: 0.8 * h + lax.top_k(cut(h), 1)[0] + mm(x, p['w'])
-)
-degraded(mixing('custom_linear_solve'), name='linear_solve')(
-    lambda p, h, x: 0.8 * jnp.linalg.solve(2 * jnp.eye(N) + R, cut(h).T).T + mm(x, p['w'])
 )
 degraded(mixing('cumsum'), name='branch_that_mixes_beside_one_with_an_op')(
     lambda p, h, x: lax.cond(
@@ -263,21 +251,17 @@ def backward_that_is_not_linear(p, h, x):
 
 TAIL = {'routes': {'w': 'mixing_tail'}}
 
-degraded(merging('cumsum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_cumulative_sum')(
-    lambda p, h, x: 0.8 * h + jnp.cumsum(mm(x, p['w']), -1)
-)
-degraded(merging('dot_general'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_plain_dot')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w']) @ R
-)
-degraded(
-    merging('reduce_sum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_the_batch'
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(0))
-degraded(
-    merging('reduce_sum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_features'
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(-1, keepdims=True))
-degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_fourier_transform')(
-    lambda p, h, x: 0.8 * h + jnp.fft.fft(mm(x, p['w'])).real
-)
+TAILS = {
+    'tail_of_a_cumulative_sum': ('cumsum', lambda x, w: jnp.cumsum(mm(x, w), -1)),
+    'tail_of_a_plain_dot': ('dot_general', lambda x, w: mm(x, w) @ R),
+    'tail_of_a_sum_over_the_batch': ('reduce_sum', lambda x, w: mm(x, w).sum(0)),
+    'tail_of_a_sum_over_features': ('reduce_sum', lambda x, w: mm(x, w).sum(-1, keepdims=True)),
+    'tail_of_a_fourier_transform': ('fft', lambda x, w: jnp.fft.fft(mm(x, w)).real),
+}
+for name, (told, term) in TAILS.items():
+    degraded(merging(told), mixing_tail(), no_relation(), **TAIL, name=name, place=term)(
+        lambda p, h, x, term=term: 0.8 * h + term(x, p['w'])
+    )
 degraded(
     mixing('dynamic_update_slice'),
     mixing_tail(at='op'),

@@ -93,7 +93,7 @@ class Row:
         if is_lambda := self.source.__name__ == '<lambda>':
             whole, _ = inspect.findsource(self.source)
             first = self.source.__code__.co_firstlineno
-            lines = list(itertools.takewhile(lambda line: line[:1] != ')', whole[first - 1 :]))
+            lines = list(itertools.takewhile(lambda line: line[:1] not in ')}', whole[first - 1 :]))
         marked = [first + k for k, line in enumerate(lines) if line.rstrip().endswith(f'# {mark}')]
         if is_lambda and mark == 'here' and not marked:
             marked = [first]
@@ -101,15 +101,18 @@ class Row:
         return f'{inspect.getsourcefile(self.source)}:{number}'
 
 
-def make_row(source, *, params='w', name='', **options) -> Row:
-    """A row of a cell or, with a name, of an update ``(p, h, x) -> h``; ``params``: also names."""
+def make_row(source, *, params='w', name='', place=None, **options) -> Row:
+    """A row of a cell or, with a name, of an update ``(p, h, x) -> h``; ``params``: also names;
+    ``place``: the function with the marks, where it is another one.
+    """
 
     def cell(p, h, x):
         h = source(p, h, x)
         return h, h
 
     chosen = {key: PARAMS[key] for key in params.split()} if isinstance(params, str) else params
-    return Row(name or source.__name__, cell if name else source, chosen, source, **options)
+    made = cell if name else source
+    return Row(name or source.__name__, made, chosen, place or source, **options)
 
 
 REFUSED: list[Row] = []

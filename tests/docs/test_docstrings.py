@@ -116,6 +116,7 @@ def unnamed(name: str, wanted: set[str], methods: bool = False, seen=frozenset()
 @pytest.mark.parametrize('owner', OWNERS)
 def test_docstrings_name_each_parameter(owner):
     names = of_owner(owner)
+    assert all(inspect.getdoc(PUBLIC[name]) for name in names)
     found = {name: unnamed(name, parameters(PUBLIC[name])) for name in names}
     assert not {name: words for name, words in found.items() if words}, 'name them'
 

@@ -5,7 +5,6 @@ import io
 import brainstate
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 import saiunit as u
 
@@ -34,16 +33,6 @@ def in_gate(*names):
 
 
 TOLERANCE = 1e-4  # of float32
-
-
-@pytest.mark.slow
-@in_gate('signs')
-def test_a_model_learns_by_single_calls_and_by_sequences(rule):
-    xs, ys = data(5)
-    first, second = compiled(rule), compiled(rule)
-    stepped = by_steps(first, xs, ys)
-    grads = second.etrace_grad(xs, ys, step_fn=loss_of(second), reduction='sum', window=2).grads
-    assert_close(grads, stepped, TOLERANCE)
 
 
 def reset_and_grad(learner, xs, ys, step_fn):
@@ -87,18 +76,6 @@ def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     assert rule.name in text and 'unbiased' in text
 
 
-@pytest.mark.slow
-@in_gate('uoro_batch')
-def test_it_trains_with_updates_inside_a_sequence(rule):
-    xs, ys = data(6)
-    learner = compiled(rule)
-    _, losses, *_ = learner.etrace_train(
-        xs, ys, step_fn=loss_of(learner), optimizer=optax.sgd(1e-3)
-    )
-    assert jnp.isfinite(losses).all()
-    assert learner.etrace.value['t'].tolist() == [6] * BATCH
-
-
 class WithUnit(Net):
     """A membrane in millivolts before the cell."""
 
@@ -111,8 +88,8 @@ class WithUnit(Net):
 
 
 @pytest.mark.slow
-@in_gate('uoro')
-def test_a_state_with_a_unit_is_followed(rule):
+@in_gate('signs')
+def test_a_state_with_a_unit_is_followed_by_single_calls_as_by_sequences(rule):
     xs, ys = data(3)
     learner = compiled(rule, WithUnit)
     grads = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum').grads

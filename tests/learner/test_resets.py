@@ -61,6 +61,7 @@ def by_training(learner):
 @pytest.mark.parametrize('way', [by_calls, by_gradient, by_training])
 def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
     learner, fresh = started(), started()
+    assert [g.name for g in learner.graph.hidden_groups] == ['v']
     way(learner)
     for x in XS[3:]:
         fresh(x)

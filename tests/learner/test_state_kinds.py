@@ -65,7 +65,7 @@ def structure(graph, rename=lambda path: path):
 @pairwise(
     lambda form, name, rule: form is Group and name == NEURON,
     form=[*TOGETHER, *TREES],
-    name=[NEURON, 'lstm_reading_cell', 'op_between_states'],
+    name=[NEURON, 'lstm_reading_cell', 'op_between_states', 'spiking_three'],
     rule=[D, ES],
 )
 def test_states_kept_together_are_hidden_states_of_their_own(name, form, rule):
@@ -74,16 +74,6 @@ def test_states_kept_together_are_hidden_states_of_their_own(name, form, rule):
     separate = learner_of(name, Separate, rule)
     paths = {s: f.column(s) for f in learner.model.forms for s in f.names}
     assert structure(learner.graph) == structure(separate.graph, paths.get)
-
-
-@pytest.mark.tier(one_in=4)
-@slow
-@rules
-@pytest.mark.parametrize('form', [Group, Named])
-def test_several_groups_of_different_shapes_one_of_them_kept_together(form, rule):
-    learner, grads = table_gradient('spiking_three', form, rule)
-    assert_close(grads, expected('spiking_three', rule))
-    assert [g.shape for g in learner.graph.hidden_groups] == [(2, 4), (2, 3), (2, 4)]
 
 
 def in_steps(learner, call, xs, ys):
@@ -142,16 +132,6 @@ def test_reset_state_and_states_made_anew_after_compiling():
     assert_close(learner.etrace_grad(case.xs, case.ys, step_fn=step_fn).grads, first)
 
 
-def vectorised_by_new_states(learner, x):
-    @brainstate.transform.vmap_new_states(state_tag='new', axis_size=models.model.B)
-    def initialise():
-        brainstate.nn.init_all_states(learner.model)
-        learner.compile_graph(x)
-
-    initialise()
-    return brainstate.nn.Vmap(learner, vmap_states='new')
-
-
 def vectorised_by_map(learner, x):
     brainstate.nn.init_all_states(learner.model)
     learner.compile_graph(x)
@@ -167,69 +147,35 @@ def with_equal_lanes(case):
     )
 
 
-@pytest.mark.tier(one_in=2)
-@pytest.mark.parametrize(
-    'vectorised', [vectorised_by_new_states, pytest.param(vectorised_by_map, marks=slow)]
-)
 @pytest.mark.parametrize('form', [Group, pytest.param(Named, marks=slow)])
-def test_a_vectorised_learner_equals_the_batched_one(form, vectorised):
+def test_a_vectorised_learner_equals_the_batched_one(form):
     case = with_equal_lanes(models.case(NEURON))
     learner = braintrace.D_RTRL(Table(case, form, lane=True))
-    lanes = vectorised(learner, case.xs[0, 0])
-    assert_close(
-        in_steps(learner, lanes, case.xs, case.ys), oracles.total(oracles.dense_recursion(case))
-    )
-
-
-@slow
-def test_a_mapped_model_with_a_group_state_is_compiled_like_a_batched_one():
-    case = with_equal_lanes(models.case(NEURON))
-    lanes = brainstate.nn.Map(Table(case, Group, lane=True), init_map_size=models.model.B)
-    lanes.init_all_states()
-    learner = braintrace.D_RTRL(lanes)
-    learner.compile_graph(case.xs[0])
-    got = {k[-1]: g for k, g in gradient(learner, case.xs, case.ys).items()}
+    lanes = vectorised_by_map(learner, case.xs[0, 0])
+    got = in_steps(learner, lanes, case.xs, case.ys)
     assert_close(got, oracles.total(oracles.dense_recursion(case)))
 
 
 class WholeArray(brainstate.nn.Module):
-    """Two coupled states, updated as one array and ``kept`` in it, or separately."""
+    """Two coupled states, kept and updated as one array."""
 
-    def __init__(self, case, together):
+    def __init__(self, case):
         super().__init__()
-        self.case, self.together, self.w = (
+        self.case, self.w = (
             case,
-            together,
-            brainstate.ParamState(jnp.asarray(case.params['w'][: models.model.I])),
+            brainstate.ParamState(jnp.asarray(case.params['w'][: case.xs.shape[-1]])),
         )
 
     def init_state(self, batch_size=None, **_):
         both = [jnp.asarray(self.case.carry[k]) for k in 'iv']
-        self.i, self.v = map(brainstate.HiddenState, both)
-        if self.together:
-            del self.i, self.v
-            self.s = brainstate.HiddenGroupState(jnp.stack(both, -1))
+        self.s = brainstate.HiddenGroupState(jnp.stack(both, -1))
 
     def update(self, x):
-        drive = jnp.tanh(braintrace.matmul(x, self.w.value))
-        if self.together:
-            s = self.s.value
-            self.s.value = (
-                0.7 * s - 0.2 * jnp.sin(s[..., ::-1]) + drive[..., None] * jnp.array([1.0, 0.5])
-            )
-            return self.s.get_value(0) * self.s.get_value(1)
-        i, v = self.i.value, self.v.value
-        self.i.value, self.v.value = (
-            0.7 * i - 0.2 * jnp.sin(v) + drive,
-            0.7 * v - 0.2 * jnp.sin(i) + 0.5 * drive,
-        )
-        return self.i.value * self.v.value
-
-
-def whole_array_gradient(together, rule):
-    case = models.case(NEURON)
-    learner = braintrace.compile(WholeArray(case, together), rule, case.xs[0])
-    return gradient(learner, case.xs, case.ys[..., :1])
+        drive = jnp.tanh(braintrace.matmul(x, self.w.value))[..., None]
+        s = self.s.value
+        s = 0.7 * s - 0.2 * jnp.sin(s[..., ::-1]) + drive * jnp.array([1.0, 0.5])
+        self.s.value = s
+        return self.s.get_value(0) * self.s.get_value(1)
 
 
 def test_arithmetic_on_the_whole_array_couples_its_states_position_by_position():
@@ -238,24 +184,16 @@ def test_arithmetic_on_the_whole_array_couples_its_states_position_by_position()
     def total(w):
         def step(c, x):
             drive = jnp.tanh(x @ w)
-            c = (
-                0.7 * c[0] - 0.2 * jnp.sin(c[1]) + drive,
-                0.7 * c[1] - 0.2 * jnp.sin(c[0]) + 0.5 * drive,
-            )
-            return c, c[0] * c[1]
+            i = 0.7 * c[0] - 0.2 * jnp.sin(c[1]) + drive
+            v = 0.7 * c[1] - 0.2 * jnp.sin(c[0]) + 0.5 * drive
+            return (i, v), i * v
 
         outputs = jax.lax.scan(step, tuple(jnp.asarray(case.carry[k]) for k in 'iv'), case.xs)[1]
         return models.squared(outputs, case.ys[..., :1])
 
-    assert_close(
-        whole_array_gradient(True, D),
-        {'w': jax.grad(total)(jnp.asarray(case.params['w'][: models.model.I]))},
-    )
-
-
-@slow
-def test_reading_the_whole_array_again_is_reading_its_states():
-    assert_close(whole_array_gradient(True, ES), whole_array_gradient(False, ES))
+    learner = braintrace.compile(WholeArray(case), D, case.xs[0])
+    got = gradient(learner, case.xs, case.ys[..., :1])
+    assert_close(got, {'w': jax.grad(total)(learner.model.w.value)})
 
 
 class Holding(brainstate.nn.Module):

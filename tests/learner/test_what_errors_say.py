@@ -98,22 +98,58 @@ SAID = {
         braintrace.element_wise(weigth=X)
     ),
 }
+SHORT = {'trace_dtype': jnp.bfloat16}
+OPTIONS = [
+    ("'d_rtlr'.*Did you mean 'D_RTRL'", lambda: braintrace.compile(gru(), 'd_rtlr', X)),
+    ('learner class', lambda: braintrace.compile(gru(), 3, X)),
+    (
+        r'an array of shape \[4, 3\].*compile\(model, rule, \*inputs\)',
+        lambda: braintrace.compile(gru(), X, 'D_RTRL'),
+    ),
+    (r'call it: `d_rtrl\(...\)`', lambda: braintrace.compile(gru(), rules.d_rtrl, X)),
+    ('small already; trace_dtype is for d_', lambda: rules.es_d_rtrl(0.9, **SHORT)),
+    (
+        'small already; trace_dtype is for d_',
+        lambda: braintrace.compile(gru(), 'ES_D_RTRL', X, decay_or_rank=0.9, **SHORT),
+    ),
+    ('brainstate.nn.Module', lambda: braintrace.D_RTRL(3)),
+    ('readout', lambda: compiled().get_etrace_of('nope')),
+    *(
+        ('decay|rank', lambda v=v: braintrace.ES_D_RTRL(gru(), v))
+        for v in (1.0, -0.1, 0, -3, True, 'a', None, float('nan'))
+    ),
+    ('no argument every. Did you mean update_every', lambda: trained(every=2)),
+    ('Losses always come back, as `.losses`', lambda: differentiated(return_value=True)),
+    (
+        '`import braintrace.compat` takes fast_solve',
+        lambda: differentiated(fast_solve=True),
+    ),
+]
+
+
+def trained(**options):
+    compiled().etrace_train(*data(), step_fn=squared, optimizer=optax.sgd(0.1), **options)
+
+
+def differentiated(**options):
+    compiled().etrace_grad(*data(), step_fn=squared, **options)
+
+
+@pytest.mark.parametrize('said, call', OPTIONS, ids=[said for said, _ in OPTIONS])
+def test_an_option_that_does_not_fit_is_refused(said, call):
+    with pytest.raises(errors.OptionError, match=said):
+        call()
+
+
+def test_states_that_are_not_made_yet_are_refused():
+    with pytest.raises(errors.BraintraceError, match='init_all_states'):
+        braintrace.D_RTRL(gru()).compile_graph(X)
 
 
 @pytest.mark.parametrize('said', SAID)
 def test_a_call_that_does_not_fit_says_what_to_do(said):
     with pytest.raises(errors.BraintraceError, match=said):
         SAID[said]()
-
-
-def test_arguments_of_a_learner_have_a_nearest_name():
-    (xs, ys), learner = data(), compiled()
-    with pytest.raises(errors.OptionError, match='no argument every. Did you mean update_every'):
-        learner.etrace_train(xs, ys, step_fn=squared, optimizer=optax.sgd(0.1), every=2)
-    with pytest.raises(errors.OptionError, match='Losses always come back, as `.losses`'):
-        learner.etrace_grad(xs, ys, step_fn=squared, return_value=True)
-    with pytest.raises(errors.OptionError, match='`import braintrace.compat` takes fast_solve'):
-        learner.etrace_grad(xs, ys, step_fn=squared, fast_solve=True)
 
 
 @pytest.mark.parametrize(
