@@ -117,25 +117,6 @@ def test_variables_of_nnx_that_a_step_writes_are_carried(xs):
     assert not np.allclose(first, other)
 
 
-@pytest.mark.slow
-def test_an_ensemble_over_the_weights_of_a_model_is_each_of_its_members(xs, ys):
-    nnx = pytest.importorskip('flax.nnx')
-    model, start = nnx_net(nnx)
-    cell, params, carry = adapters.from_nnx(model, xs[0], carry=start)
-    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
-
-    def gradient(params):
-        return learner.sequence_grad(loss)(params, learner.init(params, carry, xs[0]), xs, ys)[0]
-
-    several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
-    got = jax.jit(jax.vmap(gradient))(several)
-    for k in range(2):
-        want = jax.jit(gradient)(jax.tree.map(lambda a: a[k], several))
-        assert_close(
-            *(jax.tree.leaves(grads) for grads in (jax.tree.map(lambda a: a[k], got), want))
-        )
-
-
 def test_of_an_nnx_rnn_its_cell_is_taken(xs):
     nnx = pytest.importorskip('flax.nnx')
     own = nnx.GRUCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
@@ -204,45 +185,3 @@ def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
         xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum'
     ).grads
     assert_close(own, grads)
-
-
-@pytest.mark.slow
-def test_a_projection_on_spiking_neurons_of_brainpy_learns(xs):
-    """The current of the synapse and the membrane are one group: the weights have a trace."""
-    pytest.importorskip('brainpy', reason='the package brainpy is not installed')
-    import brainpy.state as bp
-    import brainstate
-    import saiunit as u
-
-    class Conductance(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = brainstate.nn.Linear(INPUTS + UNITS, UNITS)
-
-        def update(self, x):
-            return self.linear(x) * u.mS
-
-    class Net(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.neurons = bp.LIF(UNITS, tau=5.0 * u.ms, V_th=1.0 * u.mV)
-            synapse, current = (
-                bp.Expon.desc(UNITS, tau=5.0 * u.ms),
-                bp.CUBA.desc(scale=1.0 * u.volt),
-            )
-            self.proj = bp.AlignPostProj(
-                comm=Conductance(), syn=synapse, out=current, post=self.neurons
-            )
-
-        def update(self, x):
-            self.proj(jnp.concatenate([9.0 * x, self.neurons.get_spike()], -1))
-            return self.neurons()
-
-    with brainstate.environ.context(dt=1.0 * u.ms):
-        model = Net()
-        brainstate.nn.init_all_states(model, batch_size=BATCH)
-        adapted = adapters.from_brainstate(model, xs[0])
-        grads, learner = gradients(*adapted, xs, jnp.ones((T, BATCH, UNITS)))
-    assert traced(learner) == {f'proj/comm/linear/weight/{leaf}' for leaf in ('weight', 'bias')}
-    assert [group.num_state for group in learner.graph.hidden_groups] == [2]
-    assert all(np.any(a) for a in jax.tree.leaves(grads))

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import Policy
+from braintrace.errors import CompileError, NotSupportedError, StructureError
 
 B, I, N, T = 2, 3, 4, 3  # noqa: E741
 RNG = np.random.default_rng(5)
@@ -40,11 +41,7 @@ PARAMS = {
 }
 X, H, R = RNG.normal(size=(T, B, I)), RNG.normal(size=(B, N)), 0.4 * RNG.normal(size=(N, N))
 MESH = Mesh(np.array(jax.devices()[:1]), ('a',))
-NOT_SUPPORTED, COMPILE, STRUCTURE = (
-    braintrace.errors.NotSupportedError,
-    braintrace.errors.CompileError,
-    braintrace.errors.StructureError,
-)
+NOT_SUPPORTED, COMPILE, STRUCTURE = (NotSupportedError, CompileError, StructureError)
 mm = braintrace.matmul
 
 

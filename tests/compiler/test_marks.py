@@ -11,6 +11,7 @@ from jax import lax
 
 import braintrace
 from braintrace import Policy, functional, rules
+from braintrace.errors import BraintraceWarning, CompileError, OptionError, UntracedParameterError
 from tests.compiler.refused import opaque
 
 B, I, N = 2, 3, 4
@@ -29,7 +30,7 @@ def compiled(new_state, mark='auto', x=X, **options):
 
     learner = functional.online(cell, D_RTRL, mark=mark, **options)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         jax.eval_shape(learner.init, PARAMS, H, x)
     return learner
 
@@ -145,7 +146,7 @@ def test_what_is_used_twice_element_by_element_is_one_op():
 
 def test_by_default_nothing_is_marked():
     assert Policy().mark is None
-    with pytest.raises(braintrace.errors.CompileError, match="applies no ETP op.*mark='auto'"):
+    with pytest.raises(CompileError, match="applies no ETP op.*mark='auto'"):
         compiled(lambda p, h, x: 0.9 * h + x @ p['w'], None)
 
 
@@ -198,7 +199,7 @@ def test_what_no_op_can_do_is_named_and_refused_if_strict(new_state):
     assert all(word in found[path].message for word in (*words, f'parameter {path}', 'current'))
     assert learner.routes[path].reason == 'not_etp_op' and not told(learner, 'not-etp-op')
     assert learner.routes['w'].kind == 'trace'
-    with pytest.raises(braintrace.errors.UntracedParameterError) as caught:
+    with pytest.raises(UntracedParameterError) as caught:
         compiled(new_state, strict=True)
     assert found[path].message in str(caught.value) and line_of(line) in str(caught.value)
 
@@ -217,7 +218,7 @@ def test_a_weight_that_the_cell_closes_over_is_named():
     assert found.level == 'info' and found.location.startswith(line_of('closed over'))
     assert 'dot_general reads a constant matrix' in found.message and 'params' in found.message
 
-    with pytest.raises(braintrace.errors.CompileError, match='nothing could be marked') as caught:
+    with pytest.raises(CompileError, match='nothing could be marked') as caught:
         compiled(lambda p, h, x: 0.9 * h + x @ closed)
     assert "['b', 'u', 'w']" in str(caught.value) and 'a constant in dot_general' in str(
         caught.value
@@ -230,34 +231,30 @@ def test_parameters_that_reach_no_state_are_told():
         return h @ p['u'] + p['b'], h
 
     learner = functional.online(cell, D_RTRL, mark='auto')
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='nothing has a trace'):
+    with pytest.warns(BraintraceWarning, match='nothing has a trace'):
         jax.eval_shape(learner.init, PARAMS, H, X)
     assert {learner.routes[path].reason for path in 'ub'} == {'no_hidden_state'}
     assert 'without a trace' in told(learner, 'marked')['u'].message
 
 
 def test_an_opaque_op_alone_is_an_error_with_its_place():
-    with pytest.raises(
-        braintrace.errors.CompileError, match='parameter u in custom_vjp_call'
-    ) as caught:
+    with pytest.raises(CompileError, match='parameter u in custom_vjp_call') as caught:
         compiled(lambda p, h, x: 0.9 * h + hidden_product(h, p['u']))  # alone
     assert line_of('alone') in str(caught.value)
-    with pytest.raises(braintrace.errors.CompileError, match='stand inside'):
+    with pytest.raises(CompileError, match='stand inside'):
         compiled(lambda p, h, x: 0.9 * h + opaque(h, p['u']))
 
 
 def test_a_predicate_that_chooses_nothing_is_an_error():
-    with pytest.raises(braintrace.errors.CompileError, match=r"chooses none .*\['b', 'u', 'w'\]"):
+    with pytest.raises(CompileError, match=r"chooses none .*\['b', 'u', 'w'\]"):
         compiled(lambda p, h, x: 0.9 * h + x @ p['w'], lambda path, leaf: False)
 
 
 @pytest.mark.parametrize('mark', ['all', True, 3, ('w',)])
 def test_another_mark_is_refused(mark):
-    with pytest.raises(
-        braintrace.errors.OptionError, match=r"mark is .*None, 'auto', or a function"
-    ):
+    with pytest.raises(OptionError, match=r"mark is .*None, 'auto', or a function"):
         Policy(mark=mark)
-    with pytest.raises(braintrace.errors.OptionError, match='mark is'):
+    with pytest.raises(OptionError, match='mark is'):
         functional.online(lambda p, h, x: (h, h), D_RTRL, mark=mark)
 
 

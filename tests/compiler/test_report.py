@@ -15,6 +15,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace._compiler import path_name
+from braintrace.errors import BraintraceWarning, NotCompiledError, OptionError
 from tests import models, oracles
 from tests.gradients.harness import over_sequence, start
 
@@ -218,7 +219,7 @@ def test_a_rule_of_which_nothing_is_known_is_not_called_exact():
 @pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.D_RTRL, type(RULES[0])], ids=str)
 def test_what_is_no_rule_is_refused(rule):
-    with pytest.raises(braintrace.errors.OptionError, match='rule is .*braintrace.rules'):
+    with pytest.raises(OptionError, match='rule is .*braintrace.rules'):
         braintrace.report(gru_learner().graph, rule)
 
 
@@ -369,7 +370,7 @@ def test_a_trace_without_lanes_does_not_grow():
 @pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('batch_size', [-1, 2.0, True, '3'])
 def test_a_batch_size_that_is_none_is_refused(batch_size):
-    with pytest.raises(braintrace.errors.OptionError, match='batch_size is .*int >= 0'):
+    with pytest.raises(OptionError, match='batch_size is .*int >= 0'):
         gru_learner().report(batch_size)
 
 
@@ -380,7 +381,7 @@ def test_a_step_without_a_batch_axis_says_so():
     assert report.batch_size is None and report.memory == 240
     assert 'trace memory: 240 B; the step has no batch axis that its ops share' in str(report)
     assert 'at batch size' not in learner.report.explain('z')
-    with pytest.raises(braintrace.errors.OptionError, match='no batch axis.*240 bytes.*jax.vmap'):
+    with pytest.raises(OptionError, match='no batch axis.*240 bytes.*jax.vmap'):
         learner.report(8)
 
 
@@ -399,7 +400,7 @@ LATER = [pytest.mark.slow, pytest.mark.nightly]
 )
 def test_a_gradient_equals_plain_backpropagation_exactly_where_the_report_says_so(name):
     with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         case = models.case(name)
         grads, report = over_sequence(case, RULES[0], None)[0], start(case, RULES[0])[0].report()
         got, want = (
@@ -465,7 +466,7 @@ def test_what_is_left_out_of_a_parameter_is_told_apart_by_kind():
 
     carry = {'h': state(), 'slow': state()}
     hidden = {'hidden': lambda path, leaf: path == ('h',)}
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         learner = compiled(cell, shapes(w=(I + N, N)), carry, seen(), rule=RULES[1], **hidden)
     (row,) = learner.report.parameters
     assert (row.route, row.history) == ('trace', 'part') and not learner.report.exact
@@ -542,7 +543,7 @@ def routed():
         'mask': jax.ShapeDtypeStruct((2 * N, N), bool),
     }
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         return compiled(
             every_route, params, state(), seen(), trainable=lambda path, leaf: path != ('fixed',)
         )
@@ -586,16 +587,14 @@ def test_weights_that_are_constants_are_told_in_the_summary_and_asked_for_by_exp
         'the weight of etp_mm is a constant: no ParamState, and not among the parameters '
         f'[{place("# constant", cell)}'
     )
-    with pytest.warns(
-        braintrace.errors.BraintraceWarning, match='Keep it in a brainstate.ParamState'
-    ):
+    with pytest.warns(BraintraceWarning, match='Keep it in a brainstate.ParamState'):
         report = (alone := compiled(cell, {}, state(), seen())).report
     assert not report.exact and not report.as_dict()['exact']
     assert 'exact' not in str(report) and 'no-relation' not in str(report)
     assert f'nothing trains these weights:\n  {said}' in str(report)
-    with pytest.raises(braintrace.errors.OptionError, match='Beside them, the weight of etp_mm'):
+    with pytest.raises(OptionError, match='Beside them, the weight of etp_mm'):
         alone.report.explain('w')
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         report = compiled(cell, shapes(w=(I, N)), state(), seen()).report
     assert report.exact and f'but nothing trains these weights:\n  {said}' in str(report)
 
@@ -619,7 +618,7 @@ def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
     assert both == report.explain('Wz') == report.explain('Wz/weight')
     for end in ('bias', 'weight/bias'):
         several = rf"'{end}' is the end of \['cell/Wh/weight/bias', .*'readout/weight/bias'\]"
-        with pytest.raises(braintrace.errors.OptionError, match=several):
+        with pytest.raises(OptionError, match=several):
             report.explain(end)
     odd = compiled(
         lambda p, h, x: (h, 0.5 * h + mm(x, p['a/b'])), shapes(**{'a/b': (I, N)}), state(), seen()
@@ -634,9 +633,7 @@ def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
 )
 def test_an_unknown_path_is_refused_with_the_nearest_ones(path, nearest):
     report = braintrace.compile(Net(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2).report
-    with pytest.raises(
-        braintrace.errors.OptionError, match=f'is no parameter of the step; nearest are .*{nearest}'
-    ):
+    with pytest.raises(OptionError, match=f'is no parameter of the step; nearest are .*{nearest}'):
         report.explain(path)
 
 
@@ -734,12 +731,7 @@ def test_a_chart_has_a_node_for_each_mixing_equation_and_quotes_every_name(route
     assert flowchart(odd().report)[1] == ONE_OP
 
 
-ONE_OP = {
-    ('p0', 'e0'): '-->',
-    ('e0', 'g0'): '-->',
-    ('g0', 'g0'): '-->',
-    ('g0', 'out'): '-->',
-}
+ONE_OP = {('p0', 'e0'): '-->', ('e0', 'g0'): '-->', ('g0', 'g0'): '-->', ('g0', 'out'): '-->'}
 
 
 def test_layers_are_joined_by_dashed_edges_and_an_op_in_a_loop_is_one_node():
@@ -765,7 +757,7 @@ def heard(fn):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
         fn()
-    return [w for w in found if issubclass(w.category, braintrace.errors.BraintraceWarning)]
+    return [w for w in found if issubclass(w.category, BraintraceWarning)]
 
 
 def test_warnings_are_told_once_for_all_shapes_at_the_line_that_compiles():
@@ -814,15 +806,13 @@ def test_a_warning_turned_into_an_error_leaves_model_and_learner_as_they_were():
     for _ in range(2):
         with (
             warnings.catch_warnings(),
-            pytest.raises(
-                braintrace.errors.BraintraceWarning, match=r'plain.*test_report\.py:\d+ \(Wasteful'
-            ),
+            pytest.raises(BraintraceWarning, match=r'plain.*test_report\.py:\d+ \(Wasteful'),
         ):
             warnings.simplefilter('error')
             learner.compile_graph(jnp.zeros((2, I)))
         assert {k: (s, s.value) for k, s in model.states().items()} == before
-        with pytest.raises(braintrace.errors.NotCompiledError):
+        with pytest.raises(NotCompiledError):
             str(learner.report)
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         learner.compile_graph(jnp.zeros((2, I)))
     assert learner.report.memory == 2 * I * N * 4

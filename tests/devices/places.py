@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax, functional, rules
+from braintrace.errors import StructureError
 from tests.compare import errors
 from tests.devices import hlo
 from tests.devices.cells import CELLS, B, loss
@@ -101,7 +102,7 @@ def said_to(learner, p, state, xs, ys) -> list[str]:
     for call in calls:
         try:
             call()
-        except braintrace.errors.StructureError as error:
+        except StructureError as error:
             found.append(str(error))
     return found
 

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax, functional
+from braintrace.errors import OptionError
 from tests.devices import hlo
 from tests.devices.cells import CELLS
 from tests.devices.programs import call_of, output_of
@@ -50,7 +51,7 @@ def test_eight_devices_have_their_parts_and_say_so():
 )
 def test_specs_that_do_not_fit_a_mesh_are_refused(specs, axis, mesh, words):
     whole = dict.fromkeys(CELL.shapes)
-    with pytest.raises(braintrace.errors.OptionError, match=words):
+    with pytest.raises(OptionError, match=words):
         compiled().partition_specs(
             whole | specs, axis, AbstractMesh(tuple(mesh.values()), tuple(mesh))
         )
@@ -58,11 +59,9 @@ def test_specs_that_do_not_fit_a_mesh_are_refused(specs, axis, mesh, words):
 
 def test_a_mesh_is_a_mesh_and_the_report_needs_one():
     learner, whole = compiled(), dict.fromkeys(CELL.shapes)
-    with pytest.raises(
-        braintrace.errors.OptionError, match="mesh is 'b'; give a `jax.sharding.Mesh`"
-    ):
+    with pytest.raises(OptionError, match="mesh is 'b'; give a `jax.sharding.Mesh`"):
         learner.partition_specs(whole, 'b', 'b')
-    with pytest.raises(braintrace.errors.OptionError, match='and mesh is left out'):
+    with pytest.raises(OptionError, match='and mesh is left out'):
         learner.report.at(8, param_specs=whole)
 
 
@@ -104,7 +103,7 @@ def test_a_module_is_placed_on_devices_with_automatic_axes(mesh):
         braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3
     )
     before = learner.etrace.value['t'].sharding
-    with pytest.raises(braintrace.errors.OptionError, match='with automatic axes: `jax.make_mesh'):
+    with pytest.raises(OptionError, match='with automatic axes: `jax.make_mesh'):
         learner.place(mesh() if callable(mesh) else mesh, batch_axis='b')
     assert learner.etrace.value['t'].sharding == before
 
@@ -112,7 +111,7 @@ def test_a_module_is_placed_on_devices_with_automatic_axes(mesh):
 def test_a_module_refuses_specs_of_another_model():
     x = jnp.zeros((3, 2))
     learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=3)
-    with pytest.raises(braintrace.errors.OptionError, match='the model has no such parameter'):
+    with pytest.raises(OptionError, match='the model has no such parameter'):
         learner.partition_specs({'w': P()})
     of_layer = {'weight': P(None, 'm'), 'bias': P('m')}
     specs = learner.partition_specs({'W/weight': of_layer}, 'b')

@@ -11,10 +11,13 @@ import saiunit as u
 import braintrace
 from braintrace.errors import (
     CompileError,
+    MissingRuleError,
+    NotCompiledError,
     NotSupportedError,
     OptionError,
     StepFunctionError,
     StructureError,
+    UntracedParameterError,
 )
 from tests.compare import assert_close
 from tests.registries import registries_are_restored as registries_are_restored
@@ -148,7 +151,7 @@ def test_a_learner_that_is_not_compiled_says_so():
         lambda: learner.get_etrace_of(('readout',)),
         lambda: learner.etrace_evolve(data()[0]),
     ):
-        with pytest.raises(braintrace.errors.NotCompiledError, match='compile_graph'):
+        with pytest.raises(NotCompiledError, match='compile_graph'):
             use()
 
 
@@ -192,8 +195,7 @@ def test_a_hidden_state_of_another_shape_is_refused_and_a_new_object_is_found():
     learner(jnp.ones((BATCH, INPUTS)))
     learner.model.cell.h = brainstate.HiddenState(jnp.zeros((BATCH + 1, UNITS)))
     with pytest.raises(
-        StructureError,
-        match=r'carry cell/h: float64\[3, 4\] when compiled, float64\[4, 4\] now',
+        StructureError, match=r'carry cell/h: float64\[3, 4\] when compiled, float64\[4, 4\] now'
     ):
         learner(jnp.ones((BATCH, INPUTS)))
     del learner.model.cell.h
@@ -277,10 +279,7 @@ BODIES = {
         lambda learner, x, y: brainstate.transform.checkpoint(learner)(x).sum(),
         TRANSFORMED,
     ),
-    'grad': (
-        lambda learner, x, y: jax.grad(lambda x: learner(x).sum())(x).sum(),
-        TRANSFORMED,
-    ),
+    'grad': (lambda learner, x, y: jax.grad(lambda x: learner(x).sum())(x).sum(), TRANSFORMED),
 }
 
 
@@ -392,7 +391,7 @@ def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compil
         (braintrace.D_RTRL(initialised(Half())), 'yw_to_w'),
         (braintrace.ES_D_RTRL(initialised(Half()), 0.9), 'init_pp'),
     ):
-        with pytest.raises(braintrace.errors.MissingRuleError) as caught:
+        with pytest.raises(MissingRuleError) as caught:
             learner.compile_graph(X)
         assert (caught.value.op, caught.value.rule) == (name, rule)
         assert caught.value.algorithm in ('D_RTRL', 'ES_D_RTRL') and caught.value.algorithm in str(
@@ -402,7 +401,7 @@ def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compil
 
 def test_strict_names_every_parameter_without_a_trace():
     learner = braintrace.D_RTRL(initialised(Net()), policy=braintrace.Policy(strict=True))
-    with pytest.raises(braintrace.errors.UntracedParameterError) as caught:
+    with pytest.raises(UntracedParameterError) as caught:
         learner.compile_graph(X)
     assert 'cell/Wr/weight/weight' in str(caught.value) and 'readout' not in str(caught.value)
 

@@ -13,6 +13,7 @@ import braintrace
 from braintrace import errors
 from braintrace._learner import step_functions
 from braintrace._learner.states import Tree
+from braintrace.errors import NotCompiledError, OptionError
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, by_steps, compiled, data, loss_of, squared
@@ -216,7 +217,7 @@ def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
             xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=opt_state
         )
     assert len(asked) == 1
-    with pytest.raises(braintrace.errors.OptionError, match='update_every is True'):
+    with pytest.raises(OptionError, match='update_every is True'):
         learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, update_every=True)
 
 
@@ -264,7 +265,7 @@ def test_a_deep_copy_is_compiled_anew_and_leaves_the_learner_as_it_was():
     learner = compiled()
     copied, before = copy.deepcopy(learner), learner.save()
     assert 'not compiled' in repr(copied)
-    with pytest.raises(braintrace.errors.NotCompiledError):
+    with pytest.raises(NotCompiledError):
         copied(xs[0])
     copied.compile_graph(xs[0])
     got = copied.etrace_grad(xs, ys, step_fn=loss_of(copied)).grads

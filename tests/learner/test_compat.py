@@ -15,6 +15,7 @@ from braintrace import compat
 from braintrace._public_names import ABSENT, COMPAT
 from braintrace._public_names import ARGUMENTS as NAMES_OF_ARGUMENTS
 from braintrace.compat._arguments import ARGUMENTS
+from braintrace.errors import CompileError, OptionError, StepFunctionError
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, STEPS, UNITS, Net, data, loss_of, squared
@@ -105,22 +106,6 @@ def test_lanes_draw_numbers_of_their_own():
     assert len(np.unique(np.asarray(y)[:, 0])) == BATCH
 
 
-@pytest.mark.slow
-def test_a_model_is_compiled_in_lanes_inside_of_jit():
-    xs, ys = data()
-    brainstate.random.seed(0)
-    net = Net()
-    weights = net.states(brainstate.ParamState)
-
-    @brainstate.transform.jit
-    def grads(xs, ys):
-        learner = compat.compile(net, 'd_rtrl', xs[0], batch_size=BATCH, vmap=True)
-        return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), weights=weights)
-
-    other = compiled()
-    assert_close(grads(xs, ys), other.etrace_grad(xs, ys, step_fn=loss_of(other)))
-
-
 def test_verbose_and_show_graph_print_the_report(capsys):
     learner = compiled(verbose=1)
     text = str(learner.report) + '\n'
@@ -147,7 +132,7 @@ def test_a_learner_has_the_attributes_that_scripts_read():
 
 def test_after_the_import_names_are_where_a_script_looks(installed):
     assert braintrace.D_RTRL is compat.D_RTRL and braintrace.compile is compat.compile
-    assert braintrace.CompilationError is braintrace.errors.CompileError
+    assert braintrace.CompilationError is CompileError
     assert braintrace.nn.MiniGRU is compat.MiniGRU
     assert all(hasattr(braintrace, name) or hasattr(braintrace.nn, name) for name in COMPAT)
 
@@ -163,7 +148,7 @@ def test_without_it_a_name_says_where_it_is():
         _ = braintrace.nn.MiniGRU
     with pytest.raises(AttributeError, match='It is `braintrace.errors.OptionError`'):
         _ = braintrace.OptionError
-    with pytest.raises(braintrace.errors.OptionError, match='compat` takes vjp_method'):
+    with pytest.raises(OptionError, match='compat` takes vjp_method'):
         braintrace.compile(Net(), 'D_RTRL', jnp.zeros((1, INPUTS)), vjp_method='single-step')
     assert {*ARGUMENTS, 'vjp_method', 'chunk_size'} > NAMES_OF_ARGUMENTS - {
         'kappa_filter_decay',
@@ -194,15 +179,15 @@ def test_multi_step_learners_take_exact_windows(size):
 def test_windows_say_what_they_need():
     xs, ys = data(6)
     single, learner = compiled(), compiled(vjp_method='multi-step')
-    with pytest.raises(braintrace.errors.OptionError, match='chunk_size is 3 for a learner of si'):
+    with pytest.raises(OptionError, match='chunk_size is 3 for a learner of si'):
         single.etrace_grad(xs, ys, step_fn=loss_of(single), chunk_size=3)
     whole = lambda x, y: squared(learner(compat.MultiStepData(x)), y)  # noqa: E731
-    error = braintrace.errors.StepFunctionError
+    error = StepFunctionError
     with pytest.raises(error, match=r'it returned \(\) for a window'):
         learner.etrace_grad(xs, ys, step_fn=whole, chunk_size=3)
-    with pytest.raises(braintrace.errors.OptionError, match='chunk_size is 0; give an int'):
+    with pytest.raises(OptionError, match='chunk_size is 0; give an int'):
         learner.etrace_grad(xs, ys, step_fn=whole, chunk_size=0)
-    with pytest.raises(braintrace.errors.OptionError, match="vjp_method is 'both'; choose"):
+    with pytest.raises(OptionError, match="vjp_method is 'both'; choose"):
         compiled(vjp_method='both')
 
 
@@ -304,7 +289,7 @@ def test_an_argument_that_means_something_else_is_refused_with_the_remedy(call, 
         'register_primitive': lambda: compat.register_primitive('etp_none', **options),
     }
     (name,) = list(options)[:1]
-    with pytest.raises(braintrace.errors.OptionError, match=f'{name} is|{name}=') as raised:
+    with pytest.raises(OptionError, match=f'{name} is|{name}=') as raised:
         calls[call]()
     assert re.search(remedy, str(raised.value))
 
@@ -315,16 +300,14 @@ def test_what_changes_no_number_is_accepted():
     model, x = compiled().model, data()[0][0]
     graph = compat.compile_etrace_graph(model, x, include_hidden_perturb=True)
     assert graph.hidden_groups
-    with pytest.raises(braintrace.errors.OptionError, match='no argument vjp_methd'):
+    with pytest.raises(OptionError, match='no argument vjp_methd'):
         compat.D_RTRL(Net(), vjp_methd='single-step')
 
 
 def test_an_absent_name_says_what_to_use():
     with pytest.raises(AttributeError, match=r"'GradExpon'.*sum the gradients of etrace_grad"):
         braintrace.GradExpon  # noqa: B018
-    with pytest.raises(
-        braintrace.errors.OptionError, match="'gradexpon'.*has GradExpon; here: sum"
-    ):
+    with pytest.raises(OptionError, match="'gradexpon'.*has GradExpon; here: sum"):
         compat.compile(Net(), 'gradexpon', jnp.zeros((BATCH, INPUTS)))
 
 

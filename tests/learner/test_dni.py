@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import braintrace
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, compiled, data, loss_of
@@ -83,17 +84,17 @@ def test_calls_without_windows_and_other_synthesizers_are_refused():
     xs, ys = data()
     learner = compiled('dni')
     step_fn = loss_of(learner)
-    with pytest.raises(braintrace.errors.OptionError, match="Give inside='exact' and a window"):
+    with pytest.raises(OptionError, match="Give inside='exact' and a window"):
         learner.etrace_grad(xs, ys, step_fn=step_fn)
-    with pytest.raises(braintrace.errors.OptionError, match="Give inside='exact'"):
+    with pytest.raises(OptionError, match="Give inside='exact'"):
         learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optax.sgd(0.1))
-    with pytest.raises(braintrace.errors.OptionError, match='give a braintrace.SyntheticGradient'):
+    with pytest.raises(OptionError, match='give a braintrace.SyntheticGradient'):
         braintrace.DNI(Net(), synthesizer=len)
-    with pytest.raises(braintrace.errors.StructureError, match=r"for groups \{'h': \(2, 2\)\}"):
+    with pytest.raises(StructureError, match=r"for groups \{'h': \(2, 2\)\}"):
         learner.attach_synthesizer(braintrace.SyntheticGradient({'h': (2, 2)}))
     for window, found in ((0, 'window is 0'), (None, 'int below'), (len(xs), 'int below')):
-        with pytest.raises(braintrace.errors.OptionError, match=found):
+        with pytest.raises(OptionError, match=found):
             braintrace.train_synthetic_gradient(learner, xs, ys, step_fn=step_fn, window=window)
-    with pytest.raises(braintrace.errors.OptionError, match='learner is D_RTRL'):
+    with pytest.raises(OptionError, match='learner is D_RTRL'):
         braintrace.train_synthetic_gradient(compiled(), xs, ys, step_fn=step_fn)
     assert jnp.isfinite(learner(jnp.zeros((BATCH, INPUTS)))).all()

@@ -101,36 +101,6 @@ def test_a_leaky_readout_with_kappa_is_one_that_filters_in_front_of_its_weights(
     assert found.split() == f'kappa {KAPPA:g} at readout/W[0], readout/W[1]'.split()
 
 
-class Stack(brainstate.nn.Module):
-    """A layer of another kind under the readout."""
-
-    def __init__(self, layer, readout):
-        super().__init__()
-        brainstate.random.seed(0)
-        self.layer, self.readout = layer(3, 5), readout(5, 2, tau=TAU, w_init=WEIGHTS[-1])
-
-    def update(self, x):
-        return self.readout(self.layer(x))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('layer', [nn.GRUCell, nn.VanillaRNNCell, nn.LSTMCell])
-def test_of_every_layer_the_filter_is_that_of_a_filtered_readout(layer):
-    rule, found = braintrace.rules.d_rtrl(), []
-    for readout, own in (
-        (nn.FilteredReadout, rule),
-        (nn.LeakyRateReadout, rule.filtered(KAPPA)),
-        (nn.LeakyRateReadout, rule),
-    ):
-        grads = gradient(
-            braintrace.compile(Stack(layer, readout), own, XS[0], batch_size=2), window=3
-        )
-        found.append({path: grads[path] for path in grads if path[0] == 'layer'})
-    assert_close(found[1], found[0], 1e-5)
-    parts = zip(jax.tree.leaves(found[2]), jax.tree.leaves(found[0]), strict=True)
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in parts)  # some have no history at all
-
-
 @pytest.mark.slow
 def test_random_feedback_goes_through_b():
     learner = learner_of(nn.LeakyRateReadout, braintrace.rules.e_prop(KAPPA, 'random'))
@@ -163,11 +133,3 @@ def test_adaptive_feedback_counts_every_step_of_a_learner():
     assert counted() == 1 + 2 * len(XS)
     (trace,) = learner.get_etrace_of(learner.model.to_plain.weight).values()
     assert trace['weight'].shape == (2, 8, 3, 2)
-
-
-@pytest.mark.slow
-def test_a_report_of_a_graph_takes_the_view_of_a_rule():
-    learner, rule = learner_of(nn.LeakyRateReadout, 'd_rtrl'), braintrace.rules.e_prop(KAPPA)
-    assert 'kappa' in str(braintrace.report(learner.graph, rule))
-    again = learner_of(nn.LeakyRateReadout, rule)
-    assert str(braintrace.report(again.graph, rule)) == str(again.report)

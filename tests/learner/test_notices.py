@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace.errors import BraintraceWarning
 
 XS = np.linspace(-1.0, 1.0, 4 * 3 * 2).reshape(4, 3, 2)
 grad, for_loop = brainstate.transform.grad, brainstate.transform.for_loop
@@ -102,12 +103,10 @@ def restarted(learner):
     ],
 )
 def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
-    with pytest.warns(braintrace.errors.BraintraceWarning) as told:
+    with pytest.warns(BraintraceWarning) as told:
         use(learner)(XS[0])
         use(learner)(XS[0])
-    texts = [
-        str(w.message) for w in told if issubclass(w.category, braintrace.errors.BraintraceWarning)
-    ]
+    texts = [str(w.message) for w in told if issubclass(w.category, BraintraceWarning)]
     assert len(texts) == 1 and all(word in texts[0] for word in words), texts
     assert told[0].filename == __file__
 

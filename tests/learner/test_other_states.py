@@ -10,6 +10,7 @@ import pytest
 import saiunit as u
 
 import braintrace
+from braintrace.errors import BraintraceWarning
 from tests import models, oracles
 from tests.compare import assert_close
 
@@ -211,9 +212,7 @@ def test_of_a_tree_of_parameters_each_leaf_has_its_own_route():
         h = 0.8 * h + jnp.tanh(x @ p['op'][0])
         return p['gain'] * h @ p['out'], h
 
-    with pytest.warns(
-        braintrace.errors.BraintraceWarning, match='w/idle reaches neither an output nor a state'
-    ):
+    with pytest.warns(BraintraceWarning, match='w/idle reaches neither an output nor a state'):
         learner, grads = online(OneLeaf(params))
     assert_close(grads['w'], bptt(plain, params, H))
     assert {k: r.kind for k, r in learner.graph.routes.items()} == {

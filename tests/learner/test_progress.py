@@ -11,6 +11,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules, tasks
 from braintrace._windows import turns
+from braintrace.errors import OptionError
 from tests.compare import assert_close
 
 from .networks import compiled, data, loss_of, squared
@@ -181,11 +182,11 @@ def test_where_it_is_left_out_no_program_calls_back():
 def test_what_is_no_progress_is_refused(wrong):
     learner, p, *_ = pure()
     text = r'progress is .*; give True, False or a function `\(step, losses\)`'
-    with pytest.raises(braintrace.errors.OptionError, match=text):
+    with pytest.raises(OptionError, match=text):
         learner.sequence_grad(squared, progress=wrong)
     (xs, ys), module = sequences(), compiled()
-    with pytest.raises(braintrace.errors.OptionError, match=text):
+    with pytest.raises(OptionError, match=text):
         module.etrace_grad(xs, ys, step_fn=loss_of(module), progress=wrong)
-    with pytest.raises(braintrace.errors.OptionError, match='step, losses, observed'):
+    with pytest.raises(OptionError, match='step, losses, observed'):
         observe = lambda grads, state: 0
         learner.sequence_update(squared, SGD, observe=observe, progress=lambda a, b: 0)

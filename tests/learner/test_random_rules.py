@@ -10,6 +10,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import StructureError
 from tests.compare import assert_close, errors
 
 from .networks import BATCH, Net, by_steps, compiled, data, loss_of, squared
@@ -53,7 +54,7 @@ def test_a_snapshot_holds_the_key(rule):
     assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn).grads, first, 0.0)
     second, third = (reset_and_grad(learner, xs, ys, step_fn) for _ in range(2))
     assert max(errors(second, third).values()) > 1e-3  # the key goes on
-    with pytest.raises(braintrace.errors.StructureError):
+    with pytest.raises(StructureError):
         compiled(rules.signs(seed=3)).restore(tree)
 
 

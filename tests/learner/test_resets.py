@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import braintrace
+from braintrace.errors import StructureError
 
 BATCH, UNITS, T = 3, 3, 5
 XS = np.linspace(-2.0, 2.0, T * BATCH * 2).reshape(T, BATCH, 2)
@@ -163,7 +164,5 @@ def test_a_lane_of_a_state_that_its_module_does_not_reset_is_refused():
     learner = braintrace.D_RTRL(Bare())
     learner.compile_graph(jnp.asarray(XS[0]))
     put_back = brainstate.transform.vmap(learner.reset_state, in_states={('h',): learner.model.h})
-    with pytest.raises(
-        braintrace.errors.StructureError, match="lane of the states .'h'. .* outside of it"
-    ):
+    with pytest.raises(StructureError, match="lane of the states .'h'. .* outside of it"):
         put_back()

@@ -10,6 +10,7 @@ import pytest
 import saiunit as u
 
 import braintrace
+from braintrace.errors import NotCompiledError, StructureError
 from tests.compare import assert_close
 
 from .networks import BATCH, UNITS, Net, compiled, data, loss_of, squared
@@ -122,7 +123,7 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     learner = compiled()
     tree = change({k: x + 1 for k, x in learner.save().items()} | {'rule': learner.save()['rule']})
     before = learner.save()
-    with pytest.raises(braintrace.errors.StructureError) as caught:
+    with pytest.raises(StructureError) as caught:
         learner.restore(tree)
     assert all(word in str(caught.value) for word in words), caught.value
     assert_close(learner.save(), before, 0.0)
@@ -131,16 +132,14 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
 def test_a_unit_that_differs_is_refused():
     tree = compiled(model=Rich).save()
     tree['states/v [V]'] = tree.pop('states/v [mV]')
-    with pytest.raises(
-        braintrace.errors.StructureError, match=r'states/v \[mV\]: absent when saved'
-    ):
+    with pytest.raises(StructureError, match=r'states/v \[mV\]: absent when saved'):
         compiled(model=Rich).restore(tree)
 
 
 def test_a_learner_that_is_not_compiled_can_not_be_saved():
     learner = braintrace.D_RTRL(Net())
     for use in (learner.save, lambda: learner.restore({})):
-        with pytest.raises(braintrace.errors.NotCompiledError, match='compile_graph'):
+        with pytest.raises(NotCompiledError, match='compile_graph'):
             use()
 
 

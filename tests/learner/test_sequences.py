@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import braintrace
+from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.tiers import first, in_turn
 
@@ -63,7 +64,7 @@ def test_without_a_rule_nothing_is_traced_and_training_goes_on():
     options = {'step_fn': loss_of(learner), 'optimizer': optax.sgd(0.01)}
     before, after = (learner.etrace_train(xs, ys, **options).losses for _ in range(2))
     assert after.mean() < before.mean() and 'no rule learner of Net' in repr(learner)
-    with pytest.raises(braintrace.errors.OptionError, match='made with rule=None'):
+    with pytest.raises(OptionError, match='made with rule=None'):
         braintrace.verify.diagnose(learner, xs, ys, squared)
 
 

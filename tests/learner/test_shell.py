@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace.errors import StructureError
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, compiled, data, loss_of
@@ -38,7 +38,7 @@ def test_reset_state_puts_back_trace_count_and_hidden_states():
     assert (learner.model.cell.h.value == 0.25).all()
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(learner.etrace.value))
     assert_close(learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads, first)
-    with pytest.raises(braintrace.errors.OptionError, match='batch_size is 9'):
+    with pytest.raises(OptionError, match='batch_size is 9'):
         learner.reset_state(9)
     with pytest.raises(StructureError, match=r'give bool of shape \[\] or \[3\]'):
         learner.reset_state(lanes=jnp.zeros(2, bool))

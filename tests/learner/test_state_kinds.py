@@ -11,6 +11,7 @@ import pytest
 import saiunit as u
 
 import braintrace
+from braintrace.errors import StructureError
 from tests import models, oracles
 from tests.compare import assert_close
 from tests.tiers import pairwise
@@ -250,7 +251,7 @@ V = np.ones((2, 4))
 def test_a_value_that_does_not_fit_its_state_is_refused_and_left_as_it_was(state, new, words):
     model = Holding(state(), new)
     before = model.state.value
-    with pytest.raises(braintrace.errors.StructureError) as caught:
+    with pytest.raises(StructureError) as caught:
         braintrace.D_RTRL(model).compile_graph(jnp.ones((2, 3)))
     assert all(word in str(caught.value) for word in words), caught.value
     assert model.state.value is before
@@ -260,7 +261,6 @@ def test_a_group_state_that_grew_since_it_was_compiled_is_refused():
     learner = learner_of(NEURON, Group, D)
     learner.model.i_states = brainstate.HiddenGroupState(jnp.zeros((2, 4, 3)))
     with pytest.raises(
-        braintrace.errors.StructureError,
-        match=r'carry i_states/2: absent when compiled, float64\[2, 4\] now',
+        StructureError, match=r'carry i_states/2: absent when compiled, float64\[2, 4\] now'
     ):
         learner(models.case(NEURON).xs[0])

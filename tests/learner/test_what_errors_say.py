@@ -120,10 +120,7 @@ OPTIONS = [
     ),
     ('no argument every. Did you mean update_every', lambda: trained(every=2)),
     ('Losses always come back, as `.losses`', lambda: differentiated(return_value=True)),
-    (
-        '`import braintrace.compat` takes fast_solve',
-        lambda: differentiated(fast_solve=True),
-    ),
+    ('`import braintrace.compat` takes fast_solve', lambda: differentiated(fast_solve=True)),
 ]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import saiunit as u
 
-import braintrace
 from braintrace import compat, nn
+from braintrace.errors import OptionError, StructureError
 
 RNG = np.random.default_rng(11)
 GATES = {k: {'weight': RNG.normal(size=(7, 4)), 'bias': RNG.normal(size=4)} for k in 'igfo'}
@@ -47,7 +47,7 @@ def test_a_model_computes_what_the_saved_one_did():
 
 def refused(ours, values, *messages):
     before = {path: state.value for path, state in ours.states().items()}
-    with pytest.raises(braintrace.errors.StructureError) as error:
+    with pytest.raises(StructureError) as error:
         compat.load_public(ours, values)
     assert all(message in str(error.value) for message in messages), str(error.value)
     assert all(state.value is before[path] for path, state in ours.states().items())
@@ -86,7 +86,7 @@ def test_our_own_paths_are_not_those_of_the_public_package():
 
 
 def test_values_without_paths_are_refused():
-    with pytest.raises(braintrace.errors.OptionError, match='values is a list'):
+    with pytest.raises(OptionError, match='values is a list'):
         compat.load_public(model(), list(SAVED.values()))
 
 

@@ -14,6 +14,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import nn
+from braintrace.errors import BraintraceError, EtpUnitError, OptionError
 
 NORMAL = brainstate.nn.init.Normal
 CONDUCTANCES, VOLTAGES = NORMAL(unit=u.siemens), NORMAL(unit=u.mV)
@@ -96,15 +97,14 @@ WITH_TYPE = {
 @pytest.mark.parametrize('name', WITH_TYPE)
 def test_the_class_of_the_parameter_is_the_users_choice(name):
     assert type(WITH_TYPE[name](Own).weight) is Own
-    with pytest.raises(
-        braintrace.errors.OptionError, match=f'{name}: param_type is <class .dict.>'
-    ):
+    with pytest.raises(OptionError, match=f'{name}: param_type is <class .dict.>'):
         WITH_TYPE[name](dict)
 
 
 # leading axes -------------------------------------------------------------------------------------
 
 LEADING = {
+    'Linear': (lambda: nn.Linear(3, 5, b_init=NORMAL()), (3,)),
     'SignedWLinear': (lambda: nn.SignedWLinear(3, 5, w_sign=-1), (3,)),
     'SparseLinear': (lambda: nn.SparseLinear(sparse(), 0.5), (3,)),
     'LoRA': (lambda: nn.LoRA(3, 2, 5, lora_b_init=NORMAL()), (3,)),
@@ -125,6 +125,55 @@ def test_leading_axes_are_samples(name):
 def test_indices_may_have_any_shape():
     layer, indices = nn.Embedding(6, (2, 3)), jnp.array([[0, 5, 1], [2, 2, 4]])
     np.testing.assert_array_equal(layer(indices), np.asarray(layer.weight.value)[indices])
+
+
+# dense layers -----------------------------------------------------------------------------------
+
+
+def test_its_weight_is_applied_by_an_etp_op():
+    layer = nn.Linear(3, 4)
+    for x, op in [(jnp.ones(3), 'etp_mv'), (jnp.ones((2, 3)), 'etp_mm')]:
+        assert op in str(jax.make_jaxpr(layer)(x))
+
+
+def test_a_mask_silences_weights_and_their_gradients():
+    mask = np.zeros((3, 4), np.float32)
+    mask[0] = 1
+    layer = nn.Linear(3, 4, w_mask=mask, b_init=None)
+    x = jnp.arange(1.0, 4.0)
+    np.testing.assert_allclose(layer(x), np.asarray(layer.weight.value['weight'])[0], rtol=1e-6)
+    grads = brainstate.transform.grad(lambda: layer(x).sum(), layer.states(brainstate.ParamState))()
+    np.testing.assert_array_equal(grads[('weight',)]['weight'], mask)
+
+
+def test_values_may_be_given_as_arrays():
+    weight, bias = np.ones((3, 4), np.float32), np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(
+        nn.Linear(3, 4, w_init=weight, b_init=bias)(jnp.ones(3)), 3 + bias
+    )
+
+
+def test_each_sample_keeps_a_trace_of_its_own_beside_other_leading_axes():
+    """So lanes are samples: one alone can be reset."""
+
+    class Leaky(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear((4, 3), (4, 5))
+            self.h = brainstate.HiddenState(jnp.zeros((2, 4, 5)))
+
+        def update(self, x):
+            self.h.value = 0.5 * self.h.value + self.layer(x)
+            return self.h.value
+
+    model = Leaky()
+    learner = braintrace.D_RTRL(model)
+    learner.compile_graph(jnp.ones((2, 4, 3)))
+    learner(jnp.ones((2, 4, 3)))
+    learner.reset_state(lanes=jnp.array([True, False]))
+    (trace,) = learner.get_etrace_of(model.layer.weight).values()
+    assert trace['weight'].shape == (2, 4, 3, 5, 1) and learner.report.exact
+    assert not trace['weight'][0].any() and trace['weight'][1].all()
 
 
 # signs --------------------------------------------------------------------------------------------
@@ -179,7 +228,7 @@ def test_signed_weights_may_be_given():
     ],
 )
 def test_wrong_signs_are_refused_with_their_place(options, words):
-    with pytest.raises(braintrace.errors.OptionError, match=f'SignedWLinear: .*{words}'):
+    with pytest.raises(OptionError, match=f'SignedWLinear: .*{words}'):
         nn.SignedWLinear(2, 3, **options)
 
 
@@ -280,9 +329,7 @@ def test_the_unit_of_the_result_is_the_product(name):
     x = jnp.ones(shape) * u.mV
     for bias in (None, 2.0 * u.ampere):
         assert u.get_unit(make(b_init=bias)(x)) == u.mA
-    with pytest.raises(
-        braintrace.errors.EtpUnitError, match='bias has unit mV, expected a unit like mA'
-    ):
+    with pytest.raises(EtpUnitError, match='bias has unit mV, expected a unit like mA'):
         make(b_init=VOLTAGES)(x)
 
 
@@ -302,6 +349,7 @@ REFUSED = {
         r'OptionError: Linear: in_size is \(6, 3\) and out_size \(5, 4\); .*out_size=\(6, 4\)',
     ),
     'one size alone': (lambda: nn.SignedWLinear(3, (6, 4)), r'in_size is 3 and out_size \(6, 4\)'),
+    'no size': (lambda: nn.Linear(None, 4), 'OptionError: .*number of features'),
     'a size of zero': (lambda: nn.Linear((3, 0), 4), r'OptionError: Linear: in_size is \(3, 0\)'),
     'a mask': (lambda: nn.Linear(3, 4, w_mask=ones((3, 3))), r'w_mask has shape \(3, 3\)'),
     'a weight': (lambda: nn.Linear(3, 4, w_init=ones(4)), r'w_init has shape \(4,\), expected'),
@@ -369,7 +417,7 @@ REFUSED = {
 @pytest.mark.parametrize('name', REFUSED)
 def test_it_is_refused_with_what_was_found(name):
     call, words = REFUSED[name]
-    with pytest.raises(braintrace.errors.BraintraceError) as error:
+    with pytest.raises(BraintraceError) as error:
         call()
     text = f'{type(error.value).__name__}: {error.value}'
     assert re.search(words, text), text

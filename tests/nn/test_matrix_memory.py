@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import braintrace
 from braintrace import nn
+from braintrace.errors import OptionError
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from braintrace import nn
     ],
 )
 def test_sizes_and_decays_that_do_not_fit_are_refused(options, found):
-    with pytest.raises(braintrace.errors.OptionError, match=found):
+    with pytest.raises(OptionError, match=found):
         nn.GLACell(3, 8, **options)
 
 
 def test_a_state_size_that_is_no_count_is_refused():
-    with pytest.raises(braintrace.errors.OptionError, match='state_size'):
+    with pytest.raises(OptionError, match='state_size'):
         nn.MambaCell(3, state_size=0)
 
 

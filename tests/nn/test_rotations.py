@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import braintrace
 from braintrace import nn
+from braintrace.errors import OptionError, StructureError
 
 
 @pytest.mark.parametrize('make', [nn.LRUCell, lambda *a: nn.RTUCell(a[0], a[1], 'relu', *a[2:])])
@@ -68,7 +68,7 @@ def test_small_steps_of_a_held_input_are_one_large_step():
     ],
 )
 def test_bad_arguments_are_refused(make, message):
-    with pytest.raises(braintrace.errors.OptionError, match=message):
+    with pytest.raises(OptionError, match=message):
         make()
 
 
@@ -78,5 +78,5 @@ def test_states_have_the_hidden_size_and_are_set_back():
     assert cell(jnp.ones((4, 2))).shape == (4, 2) and cell.h_re.value.shape == (4, 3)
     cell.reset_state()
     assert cell.h_im.value.shape == (3,) and not cell.h_re.value.any()
-    with pytest.raises(braintrace.errors.StructureError, match=r'state h_re of shape \(3,\)'):
+    with pytest.raises(StructureError, match=r'state h_re of shape \(3,\)'):
         cell(jnp.ones((4, 2)))

@@ -8,6 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import nn
+from braintrace.errors import EtpDtypeError, OptionError
 from braintrace.nn import LIF, surrogate
 from tests.compare import assert_close, assert_moves
 from tests.models.ops import _spike_jvp, _spike_vjp
@@ -62,14 +63,14 @@ def test_spike_functions_compare_and_hash_by_their_parameters():
 
 def test_a_spike_keeps_the_dtype():
     assert surrogate.triangle()(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
-    with pytest.raises(braintrace.errors.EtpDtypeError, match='real floating'):
+    with pytest.raises(EtpDtypeError, match='real floating'):
         surrogate.triangle()(jnp.ones(2, int))
 
 
 @pytest.mark.parametrize('value', [0, -1.0, float('nan'), True, '1', None])
 def test_a_parameter_that_is_no_number_above_zero_is_refused(value):
     for make in (surrogate.triangle, surrogate.sigmoid, surrogate.multi_gaussian, surrogate.arctan):
-        with pytest.raises(braintrace.errors.OptionError, match='give a number above 0'):
+        with pytest.raises(OptionError, match='give a number above 0'):
             make(value)
 
 
@@ -120,7 +121,7 @@ def test_a_slope_that_is_narrow_counts_also_inside_jit():
     ],
 )
 def test_a_neuron_without_a_surrogate_is_refused(spike, fault):
-    with pytest.raises(braintrace.errors.OptionError, match=fault) as caught:
+    with pytest.raises(OptionError, match=fault) as caught:
         LIF(2, spk_fun=spike)
     assert "'triangle', 'sigmoid', 'multi_gaussian', 'arctan'" in str(caught.value)
     assert 'braintools' not in str(caught.value)
@@ -145,13 +146,11 @@ def test_spikes_of_braintools_learn_like_ours():
 
 @pytest.mark.parametrize('slope, fault', [(3, 'is 3'), (lambda x: 0 * x, 'zero everywhere')])
 def test_a_slope_that_is_none_is_refused(slope, fault):
-    with pytest.raises(braintrace.errors.OptionError, match=fault):
+    with pytest.raises(OptionError, match=fault):
         surrogate.custom(slope)
 
 
 @pytest.mark.parametrize('maker', [surrogate.triangle, type('triangle', (), {})])
 def test_what_makes_spike_functions_is_to_be_called(maker):
-    with pytest.raises(
-        braintrace.errors.OptionError, match=r'which makes spike functions: triangle\(\)'
-    ):
+    with pytest.raises(OptionError, match=r'which makes spike functions: triangle\(\)'):
         LIF(2, spk_fun=maker)

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-import braintrace
 from braintrace import functional
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, B, I, N, cell, drawn, loss, params
 
@@ -108,14 +108,14 @@ def test_it_is_never_ahead_of_what_it_gave():
     ids=['an array', 'a dict', 'lengths', 'empty', 'longer', 'shapes'],
 )
 def test_what_does_not_fit_is_refused_with_its_number(source, words):
-    with pytest.raises(braintrace.errors.StructureError, match=words):
+    with pytest.raises(StructureError, match=words):
         list(functional.chunks(iter(source)))
 
 
 def test_arguments_are_checked():
-    with pytest.raises(braintrace.errors.OptionError, match='source is a int; give an iterator'):
+    with pytest.raises(OptionError, match='source is a int; give an iterator'):
         next(functional.chunks(3))
-    with pytest.raises(braintrace.errors.OptionError, match='length is 0; give a number of steps'):
+    with pytest.raises(OptionError, match='length is 0; give a number of steps'):
         next(functional.chunks(generated(), length=0))
 
 

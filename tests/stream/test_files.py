@@ -17,6 +17,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, OptionError, StructureError
 
 B, I, N = 2, 2, 3  # noqa: E741
 
@@ -92,7 +93,7 @@ def test_a_file_of_the_same_learner_is_read_and_its_fingerprint_is_json():
 )
 def test_a_file_of_another_learner_is_refused(saved, here, line):
     (learner, state), (other, like) = made(*saved), made(*here)
-    with pytest.raises(braintrace.errors.StructureError) as caught:
+    with pytest.raises(StructureError) as caught:
         functional.load_state(in_memory(state, learner), like, learner=other)
     assert line in str(caught.value) and 'another learner' in str(caught.value)
     lines = functional.structure_diff(learner.fingerprint(), other.fingerprint())
@@ -130,7 +131,7 @@ def test_other_versions_warn_and_the_equations_are_not_compared_then():
         header['fingerprint']['step'] = ['written in another way']
 
     file = rewritten(in_memory(state, learner), older)
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='jax 0.4.1 there, '):
+    with pytest.warns(BraintraceWarning, match='jax 0.4.1 there, '):
         functional.load_state(file, state, learner=learner)
 
 
@@ -146,19 +147,17 @@ def test_a_file_of_the_first_format_is_read_and_a_later_one_refused():
         warnings.simplefilter('error')
         functional.load_state(file, state)
     file.seek(0)
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='does not say which learner'):
+    with pytest.warns(BraintraceWarning, match='does not say which learner'):
         functional.load_state(file, state, learner=learner)
     later = rewritten(in_memory(state), lambda header: header.update(format=3))
-    with pytest.raises(braintrace.errors.StructureError, match='format 3, of a later braintrace'):
+    with pytest.raises(StructureError, match='format 3, of a later braintrace'):
         functional.load_state(later, state)
 
 
 def test_a_trace_in_bfloat16_is_called_so():
     (_, state), (_, like) = made(rules.d_rtrl(trace_dtype=jnp.bfloat16)), made(rules.d_rtrl())
     for tree, pattern in (({'state': state}, {'state': like}), (state, like)):
-        with pytest.raises(
-            braintrace.errors.StructureError, match=r'weight/0: bfloat16\[2, 5, 3\] when'
-        ):
+        with pytest.raises(StructureError, match=r'weight/0: bfloat16\[2, 5, 3\] when'):
             functional.load_state(in_memory(tree), pattern)
 
 
@@ -174,7 +173,7 @@ def compiled(**changes):
 def test_a_saved_learner_knows_its_model():
     learner, other = compiled(), compiled(activation=jnp.sin)
     tree = learner.save()
-    with pytest.raises(braintrace.errors.StructureError, match=r'tanh\(.* when saved, .*sin\('):
+    with pytest.raises(StructureError, match=r'tanh\(.* when saved, .*sin\('):
         other.restore(tree)
     compiled().restore(tree)
     tree.pop('fingerprint')  # as an earlier version wrote it
@@ -232,7 +231,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
     for path in (tmp_path / 'pipe', tmp_path, '/dev/null'):
         before = os.stat(path).st_mode
-        with pytest.raises(braintrace.errors.OptionError, match='no regular file'):
+        with pytest.raises(OptionError, match='no regular file'):
             functional.save_state(path, {'w': jnp.ones(2)})
         assert os.stat(path).st_mode == before and not stat.S_ISREG(before)
 
@@ -264,11 +263,7 @@ def test_a_state_that_was_given_away_is_named():
     given = p, optimizer.init(p), state, x, jnp.ones((4, B, N))
     jax.jit(learn, donate_argnums=2)(*given)
     for call in (lambda: learn(*given), lambda: learner.step(p, state, x[0])):
-        with pytest.raises(
-            braintrace.errors.StructureError, match='was given away to a call before'
-        ):
+        with pytest.raises(StructureError, match='was given away to a call before'):
             call()
-    with pytest.raises(
-        braintrace.errors.StructureError, match="the state leaf 'state/t' was given away"
-    ):
+    with pytest.raises(StructureError, match="the state leaf 'state/t' was given away"):
         functional.save_state(io.BytesIO(), {'state': {'t': state.t}})

@@ -9,6 +9,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace._windows import runs
+from braintrace.errors import NotFiniteError, OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, I, N, cell, drawn, params
 from tests.precision import float64 as float64
@@ -249,7 +250,7 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
 @pytest.mark.slow
 def test_raise_keeps_what_was_learnt_and_names_the_lanes():
     xs, ys, sound = spoiled('x')
-    with pytest.raises(braintrace.errors.NotFiniteError) as caught:
+    with pytest.raises(NotFiniteError) as caught:
         learnt(xs, (ys, sound), 'raise', jit=False)
     text = str(caught.value)
     assert (
@@ -266,20 +267,18 @@ def test_what_can_not_be_done_is_refused():
     learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
     state, p = learner.init(params(), drawn(B, N), xs[0]), params()
     given = p, optimizer.init(p), state, xs, ys
-    with pytest.raises(
-        braintrace.errors.OptionError, match="not_finite is 'drop'; choose 'keep' or"
-    ):
+    with pytest.raises(OptionError, match="not_finite is 'drop'; choose 'keep' or"):
         learner.sequence_update(loss, optimizer, not_finite='drop')
     for options in ({'update_every': 0}, {'update_every': 2.5}, {'write_every': True}):
         (name, value), *_ = options.items()
-        with pytest.raises(braintrace.errors.OptionError, match=f'{name} is {value}; give a'):
+        with pytest.raises(OptionError, match=f'{name} is {value}; give a'):
             learner.sequence_update(loss, optimizer, **options)
-    with pytest.raises(braintrace.errors.OptionError, match='Give reset=.None'):
+    with pytest.raises(OptionError, match='Give reset=.None'):
         learner.sequence_update(loss, optimizer, not_finite='skip')(*given)
     raises = learner.sequence_update(loss, optimizer, not_finite='raise')
-    with pytest.raises(braintrace.errors.OptionError, match='inside of a transformation'):
+    with pytest.raises(OptionError, match='inside of a transformation'):
         jax.jit(raises)(*given)
-    with pytest.raises(braintrace.errors.OptionError, match='beside a synthesizer'):
+    with pytest.raises(OptionError, match='beside a synthesizer'):
         functional.online(cell, None).sequence_update(
             loss, optimizer, 2, inside='exact', synthesizer=lambda p, h: h, not_finite='skip'
         )

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-import braintrace
 from braintrace import functional
+from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, N, cell, data, drawn, loss, params
 
@@ -57,9 +57,7 @@ def test_it_stands_behind_the_counts_of_what_was_skipped():
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(
-        braintrace.errors.OptionError, match=r'observe is True; give a function `\(grads'
-    ):
+    with pytest.raises(OptionError, match=r'observe is True; give a function `\(grads'):
         functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=True)
-    with pytest.raises(braintrace.errors.OptionError, match='observe is .*too many positional'):
+    with pytest.raises(OptionError, match='observe is .*too many positional'):
         functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=lambda grads: 0)
