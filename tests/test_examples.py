@@ -154,13 +154,6 @@ def test_spoken_words_are_learnt_by_a_run_that_goes_on(tmp_path, capsys, monkeyp
     assert 'SHA-256' in out and 'epoch 2' in out and 'epoch 1' not in out and shd.MADE not in out
 
 
-def test_the_examples_are_short_enough_to_be_read_at_once():
-    limits = dict.fromkeys([*FRAMEWORKS, 'spikes'], 61) | dict.fromkeys(TRAINED, 80)
-    limits |= {'brain_scale': 100, 'nir_moves': 100}
-    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in limits}
-    assert all(lines[name] < limit for name, limit in limits.items()), lines
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures('optimised')
 def test_online_learning_comes_close_to_backpropagation(digits, tmp_path, capsys):

@@ -203,7 +203,7 @@ def instructions(compiled):
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= trace_bytes()
+    assert memory.alias_size_in_bytes >= trace_bytes() > memory.temp_size_in_bytes
     made = [
         (where, opcode)
         for where, result, opcode in instructions(compiled)
@@ -216,12 +216,6 @@ def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     ]
     assert made and not moved
     assert any(opcode == 'fusion' for _, opcode in made)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('write_every', [1, 4])
-def test_training_needs_less_memory_beside_the_trace_than_another_trace(write_every):
-    assert train(write_every).memory_analysis().temp_size_in_bytes < trace_bytes()
 
 
 def gradient_of_a_window(learner, *args):

@@ -1,35 +1,125 @@
-"""The results train what they say, and their page says what the records say."""
+"""The leaderboard and the results train what they say, and their pages say what the records say."""
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
+from braintrace import rules, tasks
 from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = (
-    'nets',
-    'tables',
-    'pages',
-    'methods',
-    'learning',
-    'rules',
-    'rules_page',
-    'results',
-    'results_page',
-    'causes',
-    'acting',
-)
+MODULES = 'nets tables pages methods learning rules rules_page results results_page causes acting'
 
 
 @pytest.fixture(scope='module')
 def board():
     """The modules of benchmarks/, which import one another by their plain names."""
-    with modules(*MODULES) as found:
+    with modules(*MODULES.split()) as found:
         yield found
+
+
+# -- the leaderboard -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_row_is_trained_scored_and_compared_with_bptt(board):
+    setting = board.learning.Setting(tasks.adding(4), 'GRU 16', 4, 3)
+    effort = board.learning.Effort(rates=(1e-3, 1e-2), seeds=(1, 2), turns=1)
+    found = board.rules.measured(setting, board.methods.NAMED['D_RTRL'], effort)
+    assert found['rate'] in (1e-3, 1e-2) and set(found['validation']) == {'0.001', '0.01'}
+    assert np.all(np.isfinite(found['scores'])) and len(set(found['scores'])) == 2
+    assert 0.5 < found['cosine'][0] < 1 and found['time'] > 0
+    assert found['bytes'] == 4 * (2 + 16 + 1) * 16 * 2 * 4  # batch, rows, units, two gates, float32
+    refused = board.methods.Method('refused', lambda: rules.es_d_rtrl(2.0))
+    assert 'OptionError' in board.rules.measured(setting, refused, effort)['refused']
+
+
+@pytest.mark.slow
+def test_a_stream_is_learnt_on_the_way(board):
+    setting = board.learning.Setting(tasks.shifting_sine(64, shift_every=32), 'LRU 64', 1, 1)
+    study = board.learning.Study(setting, board.methods.NAMED['exact windows of 8'])
+    starts = jax.tree.map(lambda p: p[None], study.initial(0))
+    scores, params = board.learning.judged(study, study, starts, (1e-2,), (0,), 'test')
+    assert np.isfinite(scores).all()
+    moved = jax.tree.map(lambda new, old: np.abs(new - old).max() > 0, params, starts)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_cut_reverse_mode_stops_at_its_borders(board):
+    def cell(params, carry, x):
+        carry = params * carry + x
+        return carry, carry
+
+    state = types.SimpleNamespace(carry=np.float32(0), replace=lambda carry: carry)
+    xs, ones = np.ones(4, np.float32), np.ones(4, np.float32)
+    at = np.float32(0.5), state, xs, xs, ones
+    loss = lambda out, target: out
+    whole, halves = (board.methods.reverse(cell, loss, cut)(*at)[0] for cut in (None, 2))
+    # states 1, 1.5, 1.75, 1.875; derivatives 0, 1, 2, 2.75, and behind a border 1.5, 2.5
+    assert whole * 4 == pytest.approx(0 + 1 + 2 + 2.75)
+    assert halves * 4 == pytest.approx(0 + 1 + 1.5 + 2.5)
+
+
+def row(name, scores, **more):
+    fixed = {'task': 'adding 48', 'net': 'GRU 64', 'metric': 'mse', 'floor': 1 / 6, 'rate': 0.01}
+    costs = {'time': 1.0, 'bytes': 1000, 'cosine': [1.0, None]}
+    return fixed | costs | {'row': name, 'scores': scores} | more
+
+
+FOUND = {
+    'versions': {'jax': '1'},
+    'records': [
+        row('BPTT', [0.01, 0.03]),
+        row('same step, Adam', [0.16, 0.17], bytes=0),
+        row('D_RTRL', [0.03, 0.03], bytes=2000, time=0.5),
+        row('ES_D_RTRL 0.5', [0.035, 0.035], bytes=10),
+        row('UORO', [0.3, 0.5]),
+        {'task': 'adding 48', 'net': 'GRU 64', 'row': 'signs', 'refused': 'a | b'},
+    ],
+}
+
+
+def test_the_page_says_which_rows_do_not_beat_the_floor(board):
+    page = board.rules_page.page(FOUND)
+    assert '{{' not in page
+    said = {line.split(' | ')[0][2:]: line for line in page.splitlines() if ' beaten' in line}
+    for name in ('BPTT', 'D_RTRL', 'ES_D_RTRL 0.5'):
+        assert '| beaten |' in said[name]
+    table = page[page.index('dropdown} adding 48, GRU 64') :]
+    for name in ('same step, Adam', 'UORO'):
+        assert any(f'| {name} |' in line and 'not beaten' in line for line in table.splitlines())
+    assert '| adding 48 | GRU 64 | signs | a / b |' in page
+    assert 'This page holds 6 rows' in page and 'rows are not measured yet' in page
+
+
+def test_the_page_names_the_best_row_and_the_smallest_that_is_near(board):
+    found = board.rules_page.Board(FOUND)
+    gains = {r['row']: found.gain(r) for r in FOUND['records'] if 'scores' in r}
+    assert gains['BPTT'] == 1 and gains['UORO'] == 0
+    assert gains['D_RTRL'] == pytest.approx((1 / 6 - 0.03) / (1 / 6 - 0.02))
+    line = next(li for li in board.rules_page.choices(found).splitlines() if 'GRU 64' in li)
+    assert line == '| adding 48 | GRU 64 | D_RTRL | 93% | ES_D_RTRL 0.5 | 90% |'
+    assert '| D_RTRL | 1 | 1 | 1 | 93% | 0.5 | 2 |' in board.rules_page.summary(found)
+
+
+def test_the_best_rate_is_one_whose_score_is_a_number(board):
+    best = board.learning.best
+    assert best((1, 2, 3), np.array([np.nan, 0.1, 0.2]), tasks.adding(20)) == 2
+    assert best((1, 2, 3), np.array([np.nan, 0.1, 0.2]), tasks.digits()) == 3
+
+
+def test_the_page_is_that_of_the_records_that_are_kept(board):
+    found = json.loads(board.rules.PATH.read_text(encoding='utf-8'))
+    page = (ROOT / 'docs' / 'rules.md').read_text(encoding='utf-8')
+    assert board.rules_page.page(found) == page, 'run python benchmarks/rules_page.py'
+
+
+# -- the results -----------------------------------------------------------------------------------
 
 
 def record(setting, name, scores, **more):

@@ -74,13 +74,6 @@ def test_of_the_rows_behind_them_some_stay_in_the_gate_and_the_others_run_at_nig
     assert sum('nightly' in names for names in found) == 2
 
 
-def test_all_unmarked_rows_are_quick_where_no_number_is_given():
-    tier = {'one_in': 2}
-    items = [Item(f'a.py::f[{k}]', *['slow'] * (k > 2), tier=tier) for k in range(7)]
-    assert sum('nightly' in names for names in marked(['tests'], *items)[3:]) == 2
-    assert [item.names for item in items[:3]] == [[], [], []]
-
-
 def rows(tier, *tables):
     """A test of the product of these tables."""
     product = list(itertools.product(*tables))
@@ -102,23 +95,6 @@ def test_each_value_of_a_short_table_stays_in_the_gate_with_its_test(monkeypatch
     gate = gate_of(found)
     assert set().union(*map(tiers.values, gate)) == set().union(*map(tiers.values, found))
     assert len(gate) <= max(*sizes, 1 + -(-(len(found) - 1) // turn)) + 1
-
-
-def test_no_period_of_a_table_is_that_of_its_choice():
-    """A long table with two and two values behind it, one in four rows of which are in the gate."""
-    found = rows({'quick': 0, 'one_in': 4}, range(tiers.SHORT + 20), 'ab', [1, 7])
-    marked(['a.py'], *found)
-    gate = gate_of(found)
-    assert len(gate) == len(found) // 4
-    pairs = {tuple(item.callspec.params[name] for name in 'yz') for item in gate}
-    assert pairs == set(itertools.product('ab', [1, 7]))
-
-
-def test_rows_of_a_long_table_are_chosen_from_all_over_it():
-    found = rows({'quick': 0, 'one_in': 4}, range(40))
-    marked(['a.py'], *found)
-    chosen = [item.callspec.params['x'] for item in gate_of(found)]
-    assert len(chosen) == 10 and all(any(x // 10 == part for x in chosen) for part in range(4))
 
 
 def test_values_that_cannot_be_hashed_and_equal_ones_of_other_types_are_told_apart():

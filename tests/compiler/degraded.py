@@ -164,7 +164,7 @@ MIXING = {
     'norm': (SPREAD, lambda h, x: -0.3 * jnp.linalg.norm(h, axis=-1, keepdims=True)),
     'softmax_by_hand': (SPREAD, lambda h, x: 0.3 / jnp.exp(h).sum(-1, keepdims=True)),
     'sort': ('sort', lambda h, x: 0.8 * jnp.sort(h)),
-    'gather': ('gather', lambda h, x: 0.3 * h[:, jnp.array([1, 0, 3, 2])]),
+    'gather': (moving('gather'), lambda h, x: 0.3 * h[:, jnp.array([1, 0, 3, 2])]),
     'gather_by_an_input': (
         'gather',
         lambda h, x: h[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]],

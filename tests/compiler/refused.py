@@ -116,7 +116,8 @@ REFUSED: list[Row] = []
 
 
 def refused(error, *words: str, **options):
-    """Add a cell to the table of refused models."""
+    """Add a cell to the table of refused models; `` | `` stands between words."""
+    words = tuple(word for text in words for word in text.split(' | '))
 
     def register(source):
         REFUSED.append(make_row(source, error=error, words=words, **options))
@@ -219,9 +220,7 @@ def scan_in_jit_in_checkpoint(p, h, x):
 
 refused(
     NOT_SUPPORTED,
-    'while',
-    'between an input',
-    "while_loop='refuse'",
+    "while | between an input | while_loop='refuse'",
     policy=Policy(while_loop='refuse'),
     name='while_over_an_input',
     fails={'record': 'says that it "holds an ETP op or lies between hidden states"; neither is so'},
@@ -324,10 +323,7 @@ def effect_in_a_branch_with_an_op(p, h, x):
 
 @refused(
     NOT_SUPPORTED,
-    'scan of 1100 steps',
-    'weights of its own in every step',
-    'up to 1024 steps',
-    'Shorten it',
+    'scan of 1100 steps | weights of its own in every step | up to 1024 steps | Shorten it',
     params='long',
 )
 def long_scan_over_weights(p, h, x):
@@ -336,7 +332,7 @@ def long_scan_over_weights(p, h, x):
 
 
 @refused(
-    NOT_SUPPORTED, 'scan of 1100 steps', 'hidden states', 'Shorten it', carry=np.ones((1100, B, N))
+    NOT_SUPPORTED, 'scan of 1100 steps | hidden states | Shorten it', carry=np.ones((1100, B, N))
 )
 def long_scan_over_states(p, h, x):
     _, h = lax.scan(  # here
@@ -350,8 +346,7 @@ def long_scan_over_states(p, h, x):
 
 @refused(
     NOT_SUPPORTED,
-    'not holomorphic in 0',
-    'an array of its own',
+    'not holomorphic in 0 | an array of its own',
     params='w v',
     carry=np.stack([H + 0j, H + 1j]),
 )
@@ -372,9 +367,7 @@ def shard_map_over_a_part_of_the_mesh(p, h, x):
 
 refused(
     NOT_SUPPORTED,
-    'batch_group_count=2',
-    'mixes samples',
-    'feature_group_count',
+    'batch_group_count=2 | mixes samples | feature_group_count',
     params={'k': RNG.normal(size=(2, 2, 3))},
     carry=np.zeros((1, 2, 5)),
     xs=RNG.normal(size=(T, 2, 2, 5)),
@@ -385,7 +378,7 @@ refused(
 # -- what is no model, or no step ------------------------------------------------------------------
 
 refused(
-    COMPILE, 'no ETP op', 'braintrace.matmul(x, W) instead of x @ W', at=None, name='without_ops'
+    COMPILE, 'no ETP op | braintrace.matmul(x, W) instead of x @ W', at=None, name='without_ops'
 )(lambda p, h, x: 0.8 * h + x @ p['w'])
 refused(
     COMPILE,
@@ -396,23 +389,20 @@ refused(
 )(lambda p, h, x: 0.8 * h + opaque(x, p['u']))
 refused(
     STRUCTURE,
-    'float64[2, 4] before the step, float64[2, 8] after',
-    'Cast or reshape',
+    'float64[2, 4] before the step, float64[2, 8] after | Cast or reshape',
     at=None,
     name='growing',
 )(lambda p, h, x: jnp.concatenate([h, mm(x, p['w'])], -1))
 refused(
     STRUCTURE,
-    "params leaf 'f' is function",
-    'close over them',
+    "params leaf 'f' is function | close over them",
     at=None,
     params={'w': PARAMS['w'], 'f': lambda a: a},
     name='with_a_function_among_the_parameters',
 )(lambda p, h, x: h + p['f'](mm(x, p['w'])))
 refused(
     STRUCTURE,
-    "two leaves of params have the same path: ['a/b']",
-    'different keys',
+    "two leaves of params have the same path: ['a/b'] | different keys",
     at=None,
     params={('a', 'b'): PARAMS['w'], ('a',): {'b': PARAMS['u']}},
     name='with_two_parameters_of_one_path',
@@ -435,8 +425,7 @@ no_step(
 )(lambda p, c, x: {'n': c['n'] + mm(x, p['w']).sum().astype(int)})
 no_step(
     STRUCTURE,
-    'h: float64[2, 4] before the step, float32[2, 4] after',
-    'Cast or reshape',
+    'h: float64[2, 4] before the step, float32[2, 4] after | Cast or reshape',
     name='narrowing',
 )(lambda p, c, x: {'h': (c['h'] + mm(x, p['w'])).astype(jnp.float32)})
 no_step(STRUCTURE, 'h: missing in the new carry', 'g: added in the new carry', name='renaming')(
@@ -447,8 +436,7 @@ no_step(STRUCTURE, 'same paths, but the tree', carry=(H, H), name='from_tuple_to
 )
 no_step(
     STRUCTURE,
-    "carry leaf 'name' is str, not an array",
-    'Keep Python objects out of carry',
+    "carry leaf 'name' is str, not an array | Keep Python objects out of carry",
     carry={'h': H, 'name': 'cell'},
     name='with_a_python_object_in_the_carry',
 )(lambda p, c, x: {'h': c['h'] + mm(x, p['w']), 'name': c['name']})

@@ -474,7 +474,7 @@ def test_what_is_left_out_of_a_parameter_is_told_apart_by_kind():
     assert all(left.text == str(left) for left in row.left_out)
     left = {left.kind: left.text for left in row.left_out}
     assert left.keys() == {'cut', 'use', 'lost', 'rule'}
-    assert left['use'] == f'its use in dot_general [{place("# plain", cell)}]'
+    assert left['use'] == f'its use in slice [{place("# plain", cell)}]'
     assert 'Apply every use of it with a braintrace op' in learner.report.explain('w')
     slow = next(c for c in learner.report.cuts if c.what.startswith('slow'))
     assert (slow.what, slow.reads) == ('slow, which is no hidden state', ('h',))

@@ -442,6 +442,7 @@ REFUSED = {
     'psum': lambda x: jax.lax.psum(x, 'a', axis_index_groups=GROUPS),
     'all_gather': lambda x: jax.lax.all_gather(x, 'a', axis_index_groups=GROUPS)[0],
     'reduce_scatter': lambda x: jax.lax.psum_scatter(x, 'a', axis_index_groups=GROUPS, tiled=True),
+    'ppermute': lambda x: jax.lax.ppermute(x, AB, [(0, 1)]),
     'pbroadcast': lambda x: jax.lax.pbroadcast(x, 'a', 1),
     'all_to_all': lambda x: jax.lax.scan(
         lambda c, _: (jax.lax.all_to_all(c, 'a', 0, 0, axis_index_groups=GROUPS), None), x, None, 2
@@ -451,26 +452,11 @@ REFUSED = {
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_a_collective_without_a_form_under_vmap_is_named(name):
-    x = jnp.ones((8, 3))
-    eqn, where = placed(sharded(Case(REFUSED[name]), abstract_mesh('four'), False), x)
-    with pytest.raises(
-        NotSupportedError,
-        match=rf'shard_map at model.py:7 \(step\) holds {name} at .*test_unshard.py:.*psum',
-    ):
-        unsharded(eqn, where)(x)
-
-
-def test_a_permutation_over_two_axes_is_refused():
-    x = jnp.ones((8, 3))
-    eqn, where = placed(
-        sharded(
-            Case(lambda v: jax.lax.ppermute(v, AB, [(0, 1)]), P(AB), P(AB)),
-            abstract_mesh('square'),
-            False,
-        ),
-        x,
-    )
-    with pytest.raises(NotSupportedError, match='holds ppermute at'):
+    x, on = jnp.ones((8, 3)), P(AB) if name == 'ppermute' else P('a')
+    mesh = abstract_mesh('square' if name == 'ppermute' else 'four')
+    eqn, where = placed(sharded(Case(REFUSED[name], on, on), mesh, False), x)
+    said = rf'shard_map at model.py:7 \(step\) holds {name} at .*test_unshard.py:.*psum'
+    with pytest.raises(NotSupportedError, match=said):
         unsharded(eqn, where)(x)
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from typing import NamedTuple
 
 COLLECTIVES = 'all-reduce', 'all-gather', 'all-to-all', 'reduce-scatter', 'collective-permute'
@@ -77,14 +76,6 @@ def collectives(text: str) -> list[Moved]:
 def moved(text: str) -> int:
     """The bytes that a call moves."""
     return sum(c.size * c.turns for c in collectives(text))
-
-
-def opcodes(text: str) -> Counter:
-    """How often each opcode stands in a program, outside of fusions."""
-    lines = (
-        line for name, each in computations(text).items() if 'fused' not in name for line in each
-    )
-    return Counter(instruction(line)[0] for line in lines)
 
 
 def copies(text: str, shape: str) -> int:

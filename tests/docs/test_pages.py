@@ -16,31 +16,13 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 FILE = re.compile(r'# (\w+\.py)\n')
 NIGHTLY = {  # pages that take long, and the first one, whose block is README's
-    'docs/explanation/windows.md',
-    'docs/howto/batches.md',
-    'docs/howto/checkpoint.md',
-    'docs/howto/coming_from.md',
-    'docs/howto/debug_gradients.md',
-    'docs/howto/few_bits.md',
-    'docs/howto/large_networks.md',
-    'docs/howto/migrate.md',
-    'docs/howto/shd.md',
-    'docs/howto/training.md',
-    'docs/index.md',
-    'docs/reference/learning_rules.md',
-    'docs/tutorials/acting.md',
-    'docs/tutorials/equinox.md',
-    'docs/tutorials/first_network.md',
-    'docs/tutorials/flax_equinox.md',
-    'docs/tutorials/flax_nnx.md',
-    'docs/tutorials/nir.md',
-    'docs/tutorials/other_frameworks.md',
-    'docs/tutorials/own_op.md',
-    'docs/tutorials/own_rule.md',
-    'docs/tutorials/receipts.md',
-    'docs/tutorials/spiking.md',
-    'docs/tutorials/spiking_ei.md',
-    'docs/tutorials/stream.md',
+    'docs': 'index',
+    'docs/explanation': 'windows',
+    'docs/howto': 'batches checkpoint coming_from debug_gradients few_bits large_networks migrate '
+    'shd training',
+    'docs/reference': 'learning_rules',
+    'docs/tutorials': 'acting equinox first_network flax_equinox flax_nnx nir other_frameworks '
+    'own_op own_rule receipts spiking spiking_ei stream',
 }
 OWN = {'docs/reference/primitives.md'}  # tests/test_readme.py runs it
 
@@ -50,7 +32,8 @@ def pages() -> list:
     for path in PAGES:
         name = str(path.relative_to(ROOT))
         if '```python\n' in path.read_text(encoding='utf-8') and name not in OWN:
-            mark = pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow
+            late = path.stem in NIGHTLY.get(str(Path(name).parent), '').split()
+            mark = pytest.mark.nightly if late else pytest.mark.slow
             found.append(pytest.param(name, id=name, marks=mark))
     return found
 

@@ -9,21 +9,6 @@ import braintrace
 from tests import models
 from tests.models.library import LibraryOps
 
-__all__ = [
-    'AsDict',
-    'AsTuple',
-    'Group',
-    'Named',
-    'OneByOne',
-    'Separate',
-    'Stacked',
-    'Table',
-    'Tree',
-    'gradient',
-    'learner_of',
-    'slow',
-]
-
 slow = pytest.mark.slow
 
 

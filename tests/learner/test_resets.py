@@ -4,7 +4,6 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import braintrace
@@ -52,14 +51,7 @@ def by_gradient(learner):
     learner.etrace_grad(XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, window=2)
 
 
-def by_training(learner):
-    learner.etrace_train(
-        XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, optimizer=optax.sgd(0.0)
-    )
-
-
-@pytest.mark.tier(quick=1)
-@pytest.mark.parametrize('way', [by_calls, by_gradient, by_training])
+@pytest.mark.parametrize('way', [by_calls, by_gradient])
 def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
     learner, fresh = started(), started()
     assert [g.name for g in learner.graph.hidden_groups] == ['v']

@@ -38,36 +38,24 @@ class Gated(brainstate.nn.Module):
 FEEDBACK = braintrace.Feedback('random', seed=3)
 # class, its options, the value that it stands for
 SHELLS = [
-    (
-        'D_RTRL',
-        {'credit': 'whole', 'scope': 'own'},
-        lambda: rules.d_rtrl(credit='whole', scope='own'),
-    ),
-    ('ES_D_RTRL', {'decay_or_rank': (0.9, 0.5)}, lambda: rules.es_d_rtrl((0.9, 0.5))),
-    ('same_step', {}, rules.same_step),
-    ('SnAp', {}, lambda: rules.snap(2)),
-    ('SnAp', {'n': 1}, lambda: rules.snap(1)),
-    ('rtrl', {'keep': 2, 'seed': 1}, lambda: rules.rtrl(keep=2, seed=1)),
-    ('UORO', {'seed': 4}, lambda: rules.uoro(seed=4)),
-    ('EProp', {}, rules.e_prop),
-    (
-        'EProp',
-        {'feedback': FEEDBACK, 'kappa_filter_decay': 0.8},
-        lambda: rules.e_prop(0.8, FEEDBACK),
-    ),
-    (
-        'EProp',
-        {'feedback': 'random', 'random_feedback_key': 3},
-        lambda: rules.e_prop(feedback=FEEDBACK),
-    ),
-    ('rflo', {}, rules.rflo),
-    ('ottt', {'leak': 0.7}, lambda: rules.ottt(0.7)),
-    ('otpe', {'leak': 0.7}, lambda: rules.otpe(0.7)),
-    ('ostl', {}, rules.ostl),
-    ('ostl', {'recurrent': False}, lambda: rules.ostl(recurrent=False)),
-    ('OSTLRecurrent', {}, lambda: rules.d_rtrl(scope='own')),
-    ('OSTLFeedforward', {}, lambda: rules.es_d_rtrl(1e-6)),
-    ('ThreeFactor', {}, rules.d_rtrl),
+    ('D_RTRL', {'credit': 'whole', 'scope': 'own'}, rules.d_rtrl(credit='whole', scope='own')),
+    ('ES_D_RTRL', {'decay_or_rank': (0.9, 0.5)}, rules.es_d_rtrl((0.9, 0.5))),
+    ('same_step', {}, rules.same_step()),
+    ('SnAp', {}, rules.snap(2)),
+    ('SnAp', {'n': 1}, rules.snap(1)),
+    ('rtrl', {'keep': 2, 'seed': 1}, rules.rtrl(keep=2, seed=1)),
+    ('UORO', {'seed': 4}, rules.uoro(seed=4)),
+    ('EProp', {}, rules.e_prop()),
+    ('EProp', {'feedback': FEEDBACK, 'kappa_filter_decay': 0.8}, rules.e_prop(0.8, FEEDBACK)),
+    ('EProp', {'feedback': 'random', 'random_feedback_key': 3}, rules.e_prop(feedback=FEEDBACK)),
+    ('rflo', {}, rules.rflo()),
+    ('ottt', {'leak': 0.7}, rules.ottt(0.7)),
+    ('otpe', {'leak': 0.7}, rules.otpe(0.7)),
+    ('ostl', {}, rules.ostl()),
+    ('ostl', {'recurrent': False}, rules.ostl(recurrent=False)),
+    ('OSTLRecurrent', {}, rules.d_rtrl(scope='own')),
+    ('OSTLFeedforward', {}, rules.es_d_rtrl(1e-6)),
+    ('ThreeFactor', {}, rules.d_rtrl()),
 ]
 IDS = ['-'.join([name, *options]) for name, options, _ in SHELLS]
 
@@ -91,23 +79,23 @@ def class_of(name):
 @pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
 def test_a_shell_holds_the_value(name, options, value):
     learner = class_of(name)(Gated(), **options)
-    assert learner.rule == value()
+    assert learner.rule == value
     assert type(learner).__name__ == name and isinstance(learner, braintrace.ETraceLearner)
 
 
 PRINTED = [
     *(value for *_, value in SHELLS),
-    lambda: rules.d_rtrl(jnp.bfloat16, write_every=4),
-    lambda: rules.rtrl('each'),
-    lambda: rules.signs('all', seed=3),
-    lambda: rules.uoro('batch'),
+    rules.d_rtrl(jnp.bfloat16, write_every=4),
+    rules.rtrl('each'),
+    rules.signs('all', seed=3),
+    rules.uoro('batch'),
 ]
 
 
-@pytest.mark.parametrize('value', PRINTED)
+@pytest.mark.parametrize('value', PRINTED, ids=repr)
 def test_a_rule_prints_the_call_that_makes_it(value):
     names = {**vars(rules), 'Feedback': braintrace.Feedback}
-    assert eval(repr(value()), names) == value()
+    assert eval(repr(value), names) == value
 
 
 def test_a_call_shows_what_is_not_as_by_default():
@@ -137,7 +125,7 @@ LEARN = (
 def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(shell):
     name, options, value = SHELLS[IDS.index(shell)]
     (xs, ys), leaky = data(), name == 'otpe' or 'kappa_filter_decay' in options
-    learner, other = compiled(name, leaky, **options), compiled(value(), leaky)
+    learner, other = compiled(name, leaky, **options), compiled(value, leaky)
     saved = learner.save()
     grads, losses = gradient(learner, xs, ys)
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
@@ -230,37 +218,28 @@ def test_a_modulator_has_no_exact_windows():
 # -- the axes of the public package ----------------------------------------------------------------
 
 Config = compat.ETraceConfig
+IO = {'trace_factorization': 'io_factorized', 'decay': 0.9}
 CONFIGURED = [
-    ({}, rules.d_rtrl),
-    ({'recurrence_scope': 'coupled'}, lambda: rules.d_rtrl(scope='own')),
-    ({'recurrence_scope': 'sparse_n', 'sparse_n': 3}, lambda: rules.snap(3)),
-    ({'temporal_recursion': 'none'}, rules.same_step),
-    ({'trace_factorization': 'io_factorized', 'decay': 0.9}, lambda: rules.es_d_rtrl(0.9)),
-    (
-        {'trace_factorization': 'io_factorized', 'decay': (0.9, 0.5)},
-        lambda: rules.es_d_rtrl((0.9, 0.5)),
-    ),
-    (
-        {
-            'trace_factorization': 'io_factorized',
-            'temporal_recursion': ('scalar_leak', 'none'),
-            'decay': 0.9,
-        },
-        lambda: rules.ottt(0.9),
-    ),
-    ({'trace_factorization': 'random_projection', 'recurrence_scope': 'coupled'}, rules.uoro),
-    ({'learning_signal': 'modulatory'}, rules.d_rtrl),
+    ({}, rules.d_rtrl()),
+    ({'recurrence_scope': 'coupled'}, rules.d_rtrl(scope='own')),
+    ({'recurrence_scope': 'sparse_n', 'sparse_n': 3}, rules.snap(3)),
+    ({'temporal_recursion': 'none'}, rules.same_step()),
+    (IO, rules.es_d_rtrl(0.9)),
+    ({**IO, 'decay': (0.9, 0.5)}, rules.es_d_rtrl((0.9, 0.5))),
+    ({**IO, 'temporal_recursion': ('scalar_leak', 'none')}, rules.ottt(0.9)),
+    ({'trace_factorization': 'random_projection', 'recurrence_scope': 'coupled'}, rules.uoro()),
+    ({'learning_signal': 'modulatory'}, rules.d_rtrl()),
     (
         {'learning_signal': 'random_feedback'},
-        lambda: rules.d_rtrl().with_feedback(braintrace.Feedback('random')),
+        rules.d_rtrl().with_feedback(braintrace.Feedback('random')),
     ),
-    ({'trace_filter': 'kappa', 'kappa': 0.8}, lambda: rules.d_rtrl().filtered(0.8)),
+    ({'trace_filter': 'kappa', 'kappa': 0.8}, rules.d_rtrl().filtered(0.8)),
 ]
 
 
 @pytest.mark.parametrize('axes, value', CONFIGURED)
 def test_six_axes_are_a_rule(axes, value):
-    assert Config(**axes) == value()
+    assert Config(**axes) == value
 
 
 @pytest.mark.parametrize(
@@ -269,16 +248,9 @@ def test_six_axes_are_a_rule(axes, value):
         ({'trace_factorization': 'per_weight'}, "trace_factorization is 'per_weight'; choose"),
         ({'temporal_recursion': 'leak'}, "temporal_recursion is 'leak'; choose"),
         ({'temporal_recursion': 'scalar_leak'}, r'nearest is `braintrace.rules.d_rtrl\(\)`'),
+        ({**IO, 'temporal_recursion': 'scalar_leak'}, r'nearest is `braintrace.rules.ottt\(leak\)'),
         (
-            {
-                'trace_factorization': 'io_factorized',
-                'temporal_recursion': 'scalar_leak',
-                'decay': 0.9,
-            },
-            r'nearest is `braintrace.rules.ottt\(leak\)',
-        ),
-        (
-            {'trace_factorization': 'io_factorized', 'recurrence_scope': 'coupled', 'decay': 0.9},
+            {**IO, 'recurrence_scope': 'coupled'},
             r"recurrence_scope is 'coupled' with 'io_factorized'.*es_d_rtrl\(decay\)",
         ),
         ({'trace_factorization': 'random_projection'}, r'nearest is `braintrace.rules.uoro\(\)`'),
@@ -288,10 +260,7 @@ def test_six_axes_are_a_rule(axes, value):
         ({'kappa': 0.5}, "kappa is 0.5 with trace_filter='none', which reads none: leave it out"),
         ({'sparse_n': 2}, "sparse_n is 2 with recurrence_scope='diagonal'"),
         ({'decay': 0.9}, "decay is 0.9 with trace_factorization='per_param'"),
-        (
-            {'trace_factorization': 'io_factorized', 'decay': (0.9, 0.8, 0.7)},
-            r'the decays are \(0.9, 0.8, 0.7\)',
-        ),
+        ({**IO, 'decay': (0.9, 0.8, 0.7)}, r'the decays are \(0.9, 0.8, 0.7\)'),
         ({'learning_signal': 'bootstrapped'}, 'Use `braintrace.DNI`'),
         ({'update_schedule': 'window', 'window_size': 4}, '`update_every` to'),
     ],

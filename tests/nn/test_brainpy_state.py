@@ -3,7 +3,6 @@ gradients against reverse mode in float64.
 """
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,18 +12,10 @@ import braintrace
 from braintrace import nn, verify
 from tests.compare import assert_close, assert_moves
 from tests.nn.rows import bare
+from tests.precision import float64_models as float64_models
 
 BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 6
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before = jax.config.jax_enable_x64
-    jax.config.update('jax_enable_x64', True)
-    with brainstate.environ.context(precision=64):
-        yield
-    jax.config.update('jax_enable_x64', before)
 
 
 @pytest.fixture(scope='module')

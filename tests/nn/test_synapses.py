@@ -152,18 +152,6 @@ def test_states_have_the_shape_of_the_population_and_go_back():
     assert set(plastic.states(brainstate.HiddenState)) == {('x',)}
 
 
-def test_regular_spikes_use_the_resources_of_the_source():
-    """The stationary response R u of the paper's recursion, spikes every n steps."""
-    n, U, tau_f, tau_d = 4, 0.3, 20.0, 40.0
-    plastic, weighted = started(nn.STP(1, U=U, tau_f=tau_f, tau_d=tau_d)), []
-    for t in range(400):
-        weighted.append(float(plastic(jnp.array([float(t % n == 0)]))[0]))
-    used = U / (1 - (1 - U) * np.exp(-n / tau_f))
-    left = np.exp(-n / tau_d)
-    resources = (1 - left) / (1 - (1 - used) * left)
-    assert weighted[396] == pytest.approx(used * resources, rel=1e-5) and weighted[397] == 0
-
-
 def test_the_groups_of_a_projection_hold_synapses_and_targets():
     class Net(brainstate.nn.Module):
         def __init__(self):

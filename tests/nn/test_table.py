@@ -10,6 +10,7 @@ from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.models.ops import NumpyOps
 from tests.nn.rows import ROWS, bare, built, case_of, inputs, plain, values
+from tests.precision import float64_models as float64_models
 from tests.tiers import nightly, slow
 
 # The gate has each row with one batch size, every other row with its second one.
@@ -21,15 +22,6 @@ PAIRS = [
     for i, size in enumerate(row.batches[:: -1 if number % 2 else 1])
 ]
 cases = pytest.mark.parametrize('row, batch_size', PAIRS)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before = jax.config.jax_enable_x64
-    jax.config.update('jax_enable_x64', True)
-    with brainstate.environ.context(precision=64):
-        yield
-    jax.config.update('jax_enable_x64', before)
 
 
 @pytest.mark.tier(quick=6)

@@ -1,4 +1,4 @@
-"""A million steps in one process leave nothing behind."""
+"""A million steps leave nothing behind, and fifty kills change no bit of what comes after them."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import pytest
 from braintrace import functional
 from tests import xla
 from tests.functional.plain import D_RTRL, B, I, N, cell, drawn, loss, params
+from tests.test_examples import load
 
 
 @pytest.mark.nightly
@@ -35,3 +36,21 @@ def test_a_million_steps_in_2000_chunks_grow_by_less_than_5_mb_after_the_first_1
             at_first = xla.resident_bytes()
     assert int(run[2].t.max()) > 10**4 and mean > 0
     assert xla.resident_bytes() - at_first < 5 * 10**6
+
+
+# -- killed at random moments ----------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(tmp_path_factory, monkeypatch):
+    """The processes find each other's programs: compiling is most of what each costs."""
+    folder = tmp_path_factory.mktemp('compiled')
+    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(folder))
+    monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+    monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+
+
+@pytest.mark.nightly
+def test_fifty_kills_leave_no_trace(capsys):
+    assert load('stream_for_months').kill(50, 400, seed=1)
+    assert capsys.readouterr().out.count('killed after chunk') == 50
