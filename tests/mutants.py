@@ -204,7 +204,7 @@ MUTANTS = [
         'nn/_readout.py',
         'zip(states, (x, 1))',
         'zip(states, (x, left))',
-        'tests/nn/test_readout.py',
+        'tests/nn/test_table.py -k filtered',
     ),
     Mutant(
         'a refractory time is over twice as fast',

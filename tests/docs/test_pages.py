@@ -24,7 +24,7 @@ NIGHTLY = {  # pages that take long, and the first one, whose block is README's
     'docs/tutorials': 'acting equinox first_network flax_equinox flax_nnx nir other_frameworks '
     'own_op own_rule receipts spiking spiking_ei stream',
 }
-OWN = {'docs/reference/primitives.md'}  # tests/test_readme.py runs it
+OWN = {'docs/reference/primitives.md'}  # tests/docs/test_what_pages_say.py runs it
 
 
 def pages() -> list:

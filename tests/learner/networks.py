@@ -24,6 +24,25 @@ class Net(brainstate.nn.Module):
         return self.cell(x) @ self.readout.value
 
 
+class Layer(brainstate.nn.Module):
+    """A weight ``w`` and one hidden state ``h``, a leaky sum of its products with the input."""
+
+    def __init__(self, w=None, batch=BATCH):
+        super().__init__()
+        w = jnp.full((INPUTS, UNITS), 0.5) if w is None else w
+        self.w, self.batch = brainstate.ParamState(jax.tree.map(jnp.asarray, w)), batch
+
+    def init_state(self, *args, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((self.batch, UNITS)))
+
+    def drive(self, x):
+        return braintrace.matmul(x, self.w.value)
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + self.drive(x)
+        return self.h.value
+
+
 def data(steps: int = STEPS):
     keys = jax.random.split(jax.random.key(3), 2)
     return jax.random.normal(keys[0], (steps, BATCH, INPUTS)), jax.random.normal(

@@ -20,36 +20,23 @@ from braintrace.errors import (
 from tests.compare import assert_close
 from tests.registries import registries_are_restored as registries_are_restored
 
-from .networks import BATCH, INPUTS, STEPS, UNITS, Net, compiled, data, loss_of, squared
+from .networks import BATCH, INPUTS, STEPS, UNITS, Layer, Net, compiled, data, loss_of, squared
 
 X = jax.ShapeDtypeStruct((BATCH, INPUTS), jnp.float64)
 
 
-class Plain(brainstate.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((INPUTS, UNITS)))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((BATCH, UNITS)))
-
-    def update(self, x):
-        self.h.value = jnp.tanh(self.h.value + x @ self.w.value)
-        return self.h.value
-
-
-class Marked(Plain):
+class Plain(Layer):
     def drive(self, x):
-        return braintrace.matmul(x, self.w.value)
+        return x @ self.w.value
 
 
-class Growing(Marked):
+class Growing(Layer):
     def update(self, x):
         self.h.value = jnp.concatenate([self.h.value, self.drive(x)], -1)
         return self.h.value
 
 
-class Widening(Marked):
+class Widening(Layer):
     def update(self, x):
         self.h.value = (self.h.value + self.drive(x)).astype(jnp.float32)
         return self.h.value
@@ -334,7 +321,7 @@ def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compil
     half = braintrace.register_primitive(name, lambda x, w: x @ w, batched=True)
     half.register_xy_to_dw(lambda x, d, weights: {'weight': x.T @ d})
 
-    class Half(Marked):
+    class Half(Layer):
         def update(self, x):
             self.h.value = jnp.tanh(0.5 * self.h.value + half.bind(x, self.w.value))
             return self.h.value

@@ -9,7 +9,9 @@ import pytest
 import braintrace
 from braintrace.errors import StructureError
 
-BATCH, UNITS, T = 3, 3, 5
+from .networks import Layer
+
+BATCH, UNITS, T = 3, 4, 5
 XS = np.linspace(-2.0, 2.0, T * BATCH * 2).reshape(T, BATCH, 2)
 FLAGS = np.zeros((T, BATCH), bool)
 FLAGS[3, 1] = True
@@ -65,19 +67,11 @@ def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
     assert (learner.model.rest.value != fresh.model.rest.value).any(), 'the other lanes go on'
 
 
-class Drawn(brainstate.nn.Module):
+class Drawn(Layer):
     """Its initial states are drawn, so those of two lanes differ."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((2, UNITS)))
 
     def init_state(self, *args, **kwargs):
         self.h = brainstate.HiddenState(brainstate.random.randn(UNITS))
-
-    def update(self, x):
-        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
-        return self.h.value
 
 
 def of_new_states(learner):
@@ -143,15 +137,13 @@ def test_a_reset_inside_a_map_over_states_puts_back_each_lane(reset):
 
 
 def test_a_lane_of_a_state_that_its_module_does_not_reset_is_refused():
-    class Bare(brainstate.nn.Module):
+    class Bare(Layer):
         def __init__(self):
             super().__init__()
-            self.w = brainstate.ParamState(jnp.ones((2, UNITS)))
-            self.h = brainstate.HiddenState(jnp.zeros((BATCH, UNITS)))
+            super().init_state()
 
-        def update(self, x):
-            self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
-            return self.h.value
+        def init_state(self, *args, **kwargs):
+            pass
 
     learner = braintrace.D_RTRL(Bare())
     learner.compile_graph(jnp.asarray(XS[0]))

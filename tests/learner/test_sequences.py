@@ -12,7 +12,7 @@ from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.tiers import first, in_turn
 
-from .networks import BATCH, STEPS, UNITS, compiled, data, loss_of, same_state, squared
+from .networks import BATCH, STEPS, UNITS, Layer, compiled, data, loss_of, same_state, squared
 
 MASK = jnp.array([0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 2.0])
 FLAGS = np.zeros((STEPS, BATCH), bool)
@@ -178,17 +178,8 @@ def test_evolve_moves_hidden_states_as_calls_do_and_the_trace_only_where_it_is_a
     assert jnp.abs(learner.model.cell.h.value - hidden).max() > 1e-3
 
 
-class WithIntegers(brainstate.nn.Module):
+class WithIntegers(Layer):
     """A parameter that holds an op's weight, a readout and integers that select units."""
-
-    def __init__(self):
-        super().__init__()
-        weight = jnp.linspace(-0.5, 0.5, 2 * UNITS).reshape(2, UNITS)
-        leaves = {'op': weight, 'gain': jnp.ones(2), 'units': jnp.array([0, 2])}
-        self.w = brainstate.ParamState(leaves)
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((BATCH, UNITS)))
 
     def update(self, x):
         p = self.w.value
@@ -199,7 +190,9 @@ class WithIntegers(brainstate.nn.Module):
 @pytest.mark.slow
 def test_a_parameter_with_an_integer_leaf_learns_by_its_other_leaves():
     xs, ys = data()
-    learner = braintrace.compile(WithIntegers(), 'D_RTRL', xs[0])
+    weight = jnp.linspace(-0.5, 0.5, 2 * UNITS).reshape(2, UNITS)
+    leaves = {'op': weight, 'gain': jnp.ones(2), 'units': jnp.array([0, 2])}
+    learner = braintrace.compile(WithIntegers(leaves), 'D_RTRL', xs[0])
     online, params, carry = learner.pure()
     state = online.init(params, carry, xs[0])
     want, *_ = jax.jit(online.sequence_grad(squared, reduction='sum'))(params, state, xs, ys)

@@ -32,13 +32,15 @@ def carry0():
     return drawn(B, N, seed=2)
 
 
-def learnt(xs, ys, not_finite, reset=None, rule=D_RTRL, of=cell, jit=True, **options):
-    learner, optimizer = functional.online(of, rule), optax.sgd(RATE)
-    state = learner.init(params(), drawn(B, N), xs[0])
-    learn = learner.sequence_update(loss, optimizer, not_finite=not_finite, **options)
+def learnt(xs, ys, not_finite, reset=None, rule=D_RTRL, of=cell, jit=True, p=None, **options):
+    learner, optimizer = functional.online(of, rule), options.pop('optimizer', optax.sgd(RATE))
+    p, of_loss = params() if p is None else p, options.pop('loss', loss)
+    state = learner.init(p, drawn(B, N), jax.tree.map(lambda x: x[0], xs))
+    learn = learner.sequence_update(of_loss, optimizer, not_finite=not_finite, **options)
     reset = (None, carry0()) if reset is None else reset
     run = lambda *args: learn(*args, reset=reset)  # noqa: E731
-    return (jax.jit(run) if jit else run)(params(), optimizer.init(params()), state, xs, ys)
+    given = (xs,) if isinstance(xs, tuple) else xs  # a step takes one input
+    return (jax.jit(run) if jit else run)(p, optimizer.init(p), state, given, ys)
 
 
 def by_hand(xs, ys):
@@ -160,11 +162,7 @@ def test_an_input_that_all_lanes_share_is_not_taken_for_lanes_of_its_own():
 
     xs, (ys, sound) = data()
     ys, common = ys.at[4, 1].set(NAN), drawn(T, B)
-    learner, optimizer = functional.online(shared, D_RTRL), optax.sgd(RATE)
-    state = learner.init(params(), drawn(B, N), (xs[0], common[0]))
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
-    given = params(), optimizer.init(params()), state, ((xs, common),), (ys, sound)
-    p, *_, skipped, _ = learn(*given, reset=(None, carry0()))
+    p, *_, skipped, _ = learnt((xs, common), (ys, sound), 'skip', of=shared)
     want, _, counts = by_hand(xs + common[:, None] @ jnp.ones((B, I)), ys)
     assert_close(p, want)
     assert skipped.tolist() == counts.tolist()
@@ -197,12 +195,8 @@ def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
 
 @pytest.mark.slow
 def test_weights_that_are_not_finite_skip_all_and_say_so():
-    xs, ys = data()
-    learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
     p = {**params(), 'out': params()['out'].at[0].set(NAN)}
-    state = learner.init(p, drawn(B, N), xs[0])
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
-    new, *_, skipped, _ = learn(p, optimizer.init(p), state, xs, ys, reset=(None, carry0()))
+    new, *_, skipped, _ = learnt(*data(), 'skip', p=p)
     assert_close((new['w'], new['b']), (p['w'], p['b']), 0)
     assert skipped.tolist() == [T] * B
 
@@ -218,16 +212,11 @@ def test_a_gradient_that_the_optimizer_hides_is_not_finite_all_the_same():
         return jnp.sum(jnp.where(bad, 0, (out - y) ** 2) + jnp.where(bad, root + 1, root))
 
     xs, (ys, sound) = data()
-    sound = sound.at[4, 1].set(False)
-    found = []
+    sound, found = sound.at[4, 1].set(False), []
     for optimizer in (optax.sgd(RATE), optax.chain(optax.zero_nans(), optax.sgd(RATE))):
-        learner = functional.online(cell, D_RTRL)
-        state = learner.init(params(), drawn(B, N), xs[0])
-        learn = jax.jit(learner.sequence_update(hidden, optimizer, not_finite='skip'))
-        given = params(), optimizer.init(params()), state, xs, (ys, sound)
-        new, losses, *_, skipped, _ = learn(*given, reset=(None, carry0()))
-        assert jnp.isfinite(losses).all() and skipped.tolist() == [0, 1, 0]
-        found.append(new)
+        got = learnt(xs, (ys, sound), 'skip', loss=hidden, optimizer=optimizer)
+        assert jnp.isfinite(got.losses).all() and got.skipped.tolist() == [0, 1, 0]
+        found.append(got.params)
     assert_close(*found)
 
 
