@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import braintrace
+from braintrace import rules
 from braintrace.extra._wide.dependence import Linear, Numbers, dependence
 from braintrace.extra._wide.scopes import coloured
 from tests import models
@@ -72,7 +72,7 @@ def by_colours_and_by_rows(case, missing=()):
     """J of the first lane by the colours of the step, and by a pull-back for each number; some
     entries of the pattern are left out.
     """
-    learner = learner_of(case, braintrace.rules.rtrl())
+    learner = learner_of(case, rules.rtrl())
     learner.init(case.params, case.carry, case.xs[0])
     compiled, params = learner.first, jax.tree.leaves(case.params)
     found = dependence(compiled.graph)

@@ -7,11 +7,12 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from tests.tiers import slow
 
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 D_RTRL, ES = rules.d_rtrl(), rules.es_d_rtrl(0.7)
 both_rules = pytest.mark.parametrize(
-    'rule', [D_RTRL, pytest.param(ES, marks=pytest.mark.slow)], ids=lambda rule: rule.name
+    'rule', [D_RTRL, pytest.param(ES, marks=slow)], ids=lambda rule: rule.name
 )
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, NotSupportedError
 from tests.compare import assert_close
-from tests.tiers import first, in_turn
+from tests.tiers import first, in_turn, slow
 
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 RNG = np.random.default_rng(1)
@@ -25,7 +26,7 @@ mm = braintrace.matmul
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         yield
 
 
@@ -155,9 +156,7 @@ def test_a_policy_refuses_a_construct_around_an_op_by_name_and_place(wrap, optio
         h = 0.8 * h + jnp.tanh(wrap(lambda x: mm(x, p['w']))(x)) + mm(x, p['v'])
         return h, h
 
-    with pytest.raises(
-        braintrace.errors.NotSupportedError, match=f"test_corner_cases.py:.*{option}='refuse'"
-    ):
+    with pytest.raises(NotSupportedError, match=f"test_corner_cases.py:.*{option}='refuse'"):
         functional.online(
             cell, rules.d_rtrl(), policy=braintrace.Policy(**{option: 'refuse'})
         ).init({'w': W, 'v': W2}, H, X[0])
@@ -174,8 +173,7 @@ def test_an_op_inside_control_flow_behind_the_state_stays_exact():
 
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
-    'dtype',
-    [jnp.bfloat16, *(pytest.param(d, marks=pytest.mark.slow) for d in (jnp.float16, jnp.float32))],
+    'dtype', [jnp.bfloat16, *(pytest.param(d, marks=slow) for d in (jnp.float16, jnp.float32))]
 )
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
 def test_low_precision_models_run_and_stay_close(dtype, rule):
@@ -222,7 +220,7 @@ def test_a_plain_path_between_states_of_different_shapes_is_named():
         g = 0.7 * c['g'] + 1.5 * h[:, :2]
         return g, {'h': h, 'g': g}
 
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='g reads the old h'):
+    with pytest.warns(BraintraceWarning, match='g reads the old h'):
         learner, _ = online(cell, {'w': W}, {'h': H, 'g': G}, rules.d_rtrl())
     assert learner.graph.found('cut')
 
@@ -242,7 +240,7 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
         return h, h
 
     params = {'a': A, 'w': W, 'v': W2}
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='w belongs to an op.*mix'):
+    with pytest.warns(BraintraceWarning, match='w belongs to an op.*mix'):
         learner, _ = online(cell, params, H, rules.d_rtrl())
     assert learner.routes['w'].reason == 'mixing_tail'
 
@@ -278,8 +276,7 @@ def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
 
     learner = functional.online(cell, rules.d_rtrl())
     with pytest.warns(
-        braintrace.errors.BraintraceWarning,
-        match='parameter a .*plain operation.*element_wise.*test_corner_cases.py',
+        BraintraceWarning, match='parameter a .*plain operation.*element_wise.*test_corner_cases.py'
     ) as seen:
         learner.init({'a': A, 'w': W}, H, X[0])
     assert len(seen) == 1

@@ -239,11 +239,7 @@ WRONG = {
         StructureError,
         'jax.vmap',
     ),
-    'a key': (
-        lambda: dict(cell=noisy, carry=keyed()),
-        OptionError,
-        'key .*shared by the samples',
-    ),
+    'a key': (lambda: dict(cell=noisy, carry=keyed()), OptionError, 'key .*shared by the samples'),
     'a rule without a batch': (
         lambda: dict(cell=one, rule=rules.uoro()),
         OptionError,

@@ -9,6 +9,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace._windows.runs import counts_along
+from braintrace.errors import OptionError, StructureError
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other
@@ -160,12 +161,10 @@ def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, nam
         lambda: functional.reset(state, FLAGS[2], carry),
         lambda: learner.sequence_grad(loss)(PARAMS, state, XS, XS, reset=(FLAGS, carry)),
     ):
-        with pytest.raises(braintrace.errors.StructureError) as error:
+        with pytest.raises(StructureError) as error:
             reset()
         assert all(word in str(error.value) for word in (name, *words)), str(error.value)
-    with pytest.raises(
-        braintrace.errors.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'
-    ):
+    with pytest.raises(StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'):
         functional.reset(state, jnp.array([0, 1]), carry)
     _, moved = learner.step(PARAMS, state, XS[0])
     jax.tree.map(np.testing.assert_array_equal, functional.reset(moved, True, carry).carry, carry)
@@ -183,11 +182,11 @@ def test_the_policy_says_where_lanes_are():
         (('h', 'clock'), 'its axis 0 is not the batch'),
     ):
         policy = braintrace.Policy(batched=lanes)
-        with pytest.raises(braintrace.errors.OptionError, match=words):
+        with pytest.raises(OptionError, match=words):
             functional.online(clocked, rules.d_rtrl(), policy=policy).init(
                 PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0]
             )
-    with pytest.raises(braintrace.errors.OptionError, match='tuple of paths'):
+    with pytest.raises(OptionError, match='tuple of paths'):
         braintrace.Policy(batched='count')
 
 

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from braintrace import functional, rules
+from tests.tiers import slow
 
 from .plain import D_RTRL, carry, cell, data, drawn, loss, params
 
@@ -35,9 +36,7 @@ def sequence_update(learner, p, state, xs, ys, optimizer=SGD):
     return learner.sequence_update(loss, optimizer)(p, SGD.init(p), state, xs, ys)
 
 
-SLOW = [
-    pytest.param(call, marks=pytest.mark.slow) for call in (step, sequence_grad, sequence_update)
-]
+SLOW = [pytest.param(call, marks=slow) for call in (step, sequence_grad, sequence_update)]
 
 
 def left_of(make, number):

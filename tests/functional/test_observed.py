@@ -10,17 +10,15 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
+from tests.tiers import slow
 
 B, I, N, O, T = 2, 3, 4, 2, 4  # noqa: E741
 ALPHA, RHO, BETA, THETA, KAPPA = 0.9, 0.95, 0.2, 0.5, 0.7
 RNG = np.random.default_rng(3)
-PARAMS = {
-    'W': RNG.normal(size=(I + N, N)),
-    'b': RNG.normal(size=N),
-    'out': RNG.normal(size=(N, O)),
-}
+PARAMS = {'W': RNG.normal(size=(I + N, N)), 'b': RNG.normal(size=N), 'out': RNG.normal(size=(N, O))}
 XS, YS = 2 * RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, O))
 CARRY = {'V': np.zeros((B, N)), 'a': np.zeros((B, N)), 'z': np.zeros((B, N)), 'o': np.zeros((B, O))}
 
@@ -102,8 +100,8 @@ def moved(d, e):
     'rule',
     [
         rules.d_rtrl(),
-        pytest.param(rules.d_rtrl(credit='whole'), marks=pytest.mark.slow),
-        pytest.param(rules.d_rtrl(write_every=3), marks=pytest.mark.slow),
+        pytest.param(rules.d_rtrl(credit='whole'), marks=slow),
+        pytest.param(rules.d_rtrl(write_every=3), marks=slow),
         rules.e_prop(KAPPA, 'random'),
     ],
     ids=str,
@@ -136,7 +134,7 @@ def test_factors_traces_and_signals_of_d_rtrl_are_the_formulas(rule):
         e = new
 
 
-@pytest.mark.parametrize('decays', [(0.8, 0.6), pytest.param(0.7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('decays', [(0.8, 0.6), pytest.param(0.7, marks=slow)])
 def test_factors_and_traces_of_es_d_rtrl_are_the_formulas(decays):
     rule = rules.es_d_rtrl(decays)
     (a_x, a_f), ex, ef = rule.decays, np.zeros((B, I + N)), [np.zeros((B, N))] * 2
@@ -206,7 +204,5 @@ def test_quantities_are_shown_as_mantissas():
 
 @pytest.mark.parametrize('rule', [None, rules.rtrl()], ids=str)
 def test_a_rule_without_such_factors_is_refused(rule):
-    with pytest.raises(
-        braintrace.errors.OptionError, match='give a learner with braintrace.rules.d_rtrl'
-    ):
+    with pytest.raises(OptionError, match='give a learner with rules.d_rtrl'):
         functional.online(cell, rule).observed(loss)

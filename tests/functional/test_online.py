@@ -8,6 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import NotCompiledError, OptionError, StructureError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -143,9 +144,7 @@ def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
         learner.sequence_grad,
         lambda f, **kw: learner.sequence_update(f, optimizer, **kw),
     ):
-        with pytest.raises(
-            braintrace.errors.OptionError, match='progress is 2; give True, False or'
-        ):
+        with pytest.raises(OptionError, match='progress is 2; give True, False or'):
             make(loss, progress=2)
 
 
@@ -263,29 +262,17 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
     [
         (
             lambda l, p, s, x, y: l.step({**p, 'w': p['w'][:, :2]}, s, x[0]),
-            braintrace.errors.StructureError,
+            StructureError,
             r'params w: float64\[7, 4\] .*\[7, 2\] now',
         ),
         (
             lambda l, p, s, x, y: l.step({'w': p['w']}, s, x[0]),
-            braintrace.errors.StructureError,
+            StructureError,
             'params b: .*absent now',
         ),
-        (
-            lambda l, p, s, x, y: l.step(p, s.carry, x[0]),
-            braintrace.errors.StructureError,
-            'OnlineState',
-        ),
-        (
-            lambda l, p, s, x, y: l.grad(loss)(p, s.carry, x[0], y[0]),
-            braintrace.errors.StructureError,
-            'OnlineState',
-        ),
-        (
-            lambda l, p, s, x, y: l.vjp(p, None, x[0]),
-            braintrace.errors.StructureError,
-            'state is NoneType',
-        ),
+        (lambda l, p, s, x, y: l.step(p, s.carry, x[0]), StructureError, 'OnlineState'),
+        (lambda l, p, s, x, y: l.grad(loss)(p, s.carry, x[0], y[0]), StructureError, 'OnlineState'),
+        (lambda l, p, s, x, y: l.vjp(p, None, x[0]), StructureError, 'state is NoneType'),
         (
             lambda l, p, s, x, y: l.sequence_grad(loss, progress=lambda *_: 1 / 0)(p, s, x, y),
             ZeroDivisionError,
@@ -293,7 +280,7 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
         ),
         (
             lambda l, p, s, x, y: l.step(p, s.replace(trace={}), x[0]),
-            braintrace.errors.StructureError,
+            StructureError,
             'trace of this state',
         ),
         (
@@ -339,7 +326,7 @@ def test_bad_calls_are_refused(call, error, words):
 def test_a_description_before_init_says_how_to_get_one():
     learner = functional.online(cell, RULES[0])
     for use in (lambda: learner.graph, lambda: learner.routes, learner.memory):
-        with pytest.raises(braintrace.errors.NotCompiledError, match='eval_shape'):
+        with pytest.raises(NotCompiledError, match='eval_shape'):
             use()
 
 

@@ -10,8 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import Penalised, functional, rules
+from braintrace.errors import OptionError, StepFunctionError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
+from tests.tiers import slow
 
 B, I, N, T = 2, 2, 3, 6  # noqa: E741
 RNG = np.random.default_rng(7)
@@ -68,7 +70,7 @@ def compared(rule, loss=penalised, reset=None, **options):
     [
         (rules.d_rtrl(), {'window': 4}),
         *(
-            pytest.param(*row, marks=pytest.mark.slow)
+            pytest.param(*row, marks=slow)
             for row in (
                 (rules.es_d_rtrl(0.7), {'window': 4}),
                 (rules.d_rtrl(), {'window': 4, 'inside': 'exact'}),
@@ -192,16 +194,14 @@ def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
         lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])).grads,
         lambda: pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS),
     ):
-        with pytest.raises(braintrace.errors.StepFunctionError) as caught:
+        with pytest.raises(StepFunctionError) as caught:
             call()
         assert not [word for word in words if word not in str(caught.value)]
 
 
 def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
     learner = compiled()
-    with pytest.raises(
-        braintrace.errors.StepFunctionError, match=r'Penalised; return \(loss, aux\)'
-    ):
+    with pytest.raises(StepFunctionError, match=r'Penalised; return \(loss, aux\)'):
         learner.etrace_grad(
             XS, YS, step_fn=lambda x, y: penalised(learner(x), y), mask=MASK, has_aux=True
         )
@@ -209,5 +209,5 @@ def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
     run = pure.sequence_grad(
         penalised, window=2, inside='exact', synthesizer=lambda p, states: states
     )
-    with pytest.raises(braintrace.errors.OptionError, match='mask is given beside a synthesizer'):
+    with pytest.raises(OptionError, match='mask is given beside a synthesizer'):
         run((PARAMS, ()), state, XS, YS, MASK)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
@@ -80,7 +81,7 @@ def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
             total += loss(out, y)
         return total / T
 
-    learner = braintrace.functional.online(cell(braintrace.matmul, use), braintrace.rules.d_rtrl())
+    learner = functional.online(cell(braintrace.matmul, use), rules.d_rtrl())
     state = learner.init(params, h, xs[0])
     grads, *_ = jax.jit(learner.sequence_grad(loss, window=window))(params, state, xs, ys)
     want = jax.grad(whole)(params)['v']

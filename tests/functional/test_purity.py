@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import braintrace
 from braintrace import functional
+from braintrace.errors import EtpShapeError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -79,7 +79,7 @@ def test_a_call_that_raises_leaves_the_learner_as_it_was():
             lambda: jax.jit(learner.sequence_grad(fails))(p, state, xs, ys),
             lambda: learner.init({**p, 'w': p['w'][1:]}, state.carry, xs[0]),
         ):
-            with pytest.raises((RuntimeError, braintrace.errors.EtpShapeError)):
+            with pytest.raises((RuntimeError, EtpShapeError)):
                 bad()
     assert_close(learner.grad(loss)(p, state, xs[0], ys[0]), wanted, 0)
 

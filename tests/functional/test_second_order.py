@@ -8,6 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import NotSupportedError
 
 W, H, XS = {'w': np.ones((2, 3)) / 3}, np.zeros((1, 3)), np.linspace(-1.0, 1.0, 8).reshape(4, 1, 2)
 
@@ -53,14 +54,13 @@ def by_update(p):
 )
 def test_a_derivative_of_an_online_gradient_is_refused(second):
     with pytest.raises(
-        braintrace.errors.NotSupportedError,
-        match='derivative of an online gradient .* first derivatives only',
+        NotSupportedError, match='derivative of an online gradient .* first derivatives only'
     ):
         second()
 
 
 def test_forward_mode_over_an_online_gradient_is_refused_too():
-    with pytest.raises(braintrace.errors.NotSupportedError, match='first derivatives only'):
+    with pytest.raises(NotSupportedError, match='first derivatives only'):
         jax.hessian(by_steps)(W)
 
 

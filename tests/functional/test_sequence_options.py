@@ -10,6 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -140,5 +141,5 @@ def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     ids=str,
 )
 def test_what_is_no_choice_is_refused_with_the_choices(options, words):
-    with pytest.raises(braintrace.errors.OptionError, match=words):
+    with pytest.raises(OptionError, match=words):
         functional.online(cell, D_RTRL).sequence_grad(loss, **options)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import functional, nn, rules
 from tests.compare import assert_close, assert_same_kinds
 from tests.settings import FLOAT64, OTHERS, STRICT, under
 from tests.tiers import slow
@@ -123,7 +123,7 @@ class Net(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.cell, self.lif = braintrace.nn.MinimalRNNCell(I, N), braintrace.nn.LIF(N, tau=4.0)
+        self.cell, self.lif = nn.MinimalRNNCell(I, N), nn.LIF(N, tau=4.0)
 
     def update(self, x):
         return self.lif(self.cell(x))

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, StructureError
 from tests.compare import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +215,7 @@ def test_a_loss_that_is_summed_once_more_behind_the_call_is_refused(call, checke
     if checked:
         traced(shared_loss)
     else:
-        with pytest.raises(braintrace.errors.StructureError, match=r"over the shards of \['a'\]"):
+        with pytest.raises(StructureError, match=r"over the shards of \['a'\]"):
             traced(shared_loss)
 
 
@@ -233,9 +234,7 @@ def test_what_is_shown_of_the_shapes_outside_is_told_where_it_runs_inside_too(wh
     jax.eval_shape(
         jax.shard_map(init, mesh=MESH, in_specs=(P(), P('a')), out_specs=P('a')), p, XS[0, :2]
     )
-    with pytest.warns(
-        braintrace.errors.BraintraceWarning, match=f'`{what}` is that of the shapes that'
-    ):
+    with pytest.warns(BraintraceWarning, match=f'`{what}` is that of the shapes that'):
         call.get(what, show)()
 
 

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import NotCompiledError
 from tests import models
 from tests.compare import errors
 from tests.models.library import LibraryOps
@@ -129,7 +130,7 @@ def test_bad_specs_are_refused(specs, axis, words):
 
 
 def test_specs_before_init_are_refused():
-    with pytest.raises(braintrace.errors.NotCompiledError, match='eval_shape'):
+    with pytest.raises(NotCompiledError, match='eval_shape'):
         functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
 
 

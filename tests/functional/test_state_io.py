@@ -15,7 +15,9 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import StructureError
 from tests.compare import assert_close
+from tests.tiers import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.adam(1e-2)
@@ -75,8 +77,7 @@ def numbers(kept):
 
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
-    'rule',
-    ['pending', *(pytest.param(r, marks=pytest.mark.slow) for r in ('bfloat16', 'es_d_rtrl'))],
+    'rule', ['pending', *(pytest.param(r, marks=slow) for r in ('bfloat16', 'es_d_rtrl'))]
 )
 def test_a_stream_goes_on_from_a_file_bit_by_bit(rule, tmp_path):
     learner, kept = start(rule)
@@ -143,7 +144,7 @@ def test_a_file_of_another_structure_is_refused_with_every_difference():
     file = io.BytesIO()
     functional.save_state(file, {'w': jnp.ones(2), 'v': jnp.ones(()) * u.mV, 'old': jnp.ones(1)})
     like = {'w': jnp.ones((2, 1)), 'v': jnp.ones(()) * u.volt, 'new': jax.random.key(0)}
-    with pytest.raises(braintrace.errors.StructureError) as caught:
+    with pytest.raises(StructureError) as caught:
         functional.load_state(file, like)
     assert {line.strip() for line in str(caught.value).splitlines()[1:-1]} == {
         'w: float32[2] when saved, float32[2, 1] here',
@@ -166,11 +167,9 @@ def test_a_torn_file_is_refused_and_an_interrupted_write_leaves_the_old_one(tmp_
         functional.save_state(path, {'w': jnp.ones(2)})
     assert path.read_bytes() == whole and os.listdir(tmp_path) == ['state.npz']
     for torn in (b'', b'other', whole[:-30], whole[:200] + bytes(40) + whole[240:]):
-        with pytest.raises(
-            braintrace.errors.StructureError, match=r'no file of `save_state`, or .* torn'
-        ):
+        with pytest.raises(StructureError, match=r'no file of `save_state`, or .* torn'):
             functional.load_state(io.BytesIO(torn), tree)
-    with pytest.raises(braintrace.errors.StructureError, match="leaf 'w' is str, not an array"):
+    with pytest.raises(StructureError, match="leaf 'w' is str, not an array"):
         functional.save_state(io.BytesIO(), {'w': 'text'})
     with pytest.raises(FileNotFoundError):
         functional.load_state(tmp_path / 'none', tree)

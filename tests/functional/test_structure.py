@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import braintrace
 from braintrace import functional
+from braintrace.errors import NotCompiledError, OptionError, StructureError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -41,9 +41,7 @@ def test_names_flatten_to_tuples_and_back():
     flat = functional.flatten_paths(tree)
     assert flat == {('a/b', '0'): 1, ('a/b', '1', '~'): 2, ('', '0'): 3, ('d', 'p', 'q'): 4}
     assert functional.unflatten_paths(dict(reversed(flat.items())), tree) == tree
-    with pytest.raises(
-        braintrace.errors.StructureError, match=r"missing .*'a/b', '0'.* added .*'z'"
-    ):
+    with pytest.raises(StructureError, match=r"missing .*'a/b', '0'.* added .*'z'"):
         functional.unflatten_paths({('z',): 1}, tree)
 
 
@@ -60,11 +58,9 @@ class Twice:
 
 
 def test_two_leaves_of_one_name_are_refused():
-    with pytest.raises(braintrace.errors.StructureError, match='same path'):
+    with pytest.raises(StructureError, match='same path'):
         functional.flatten_paths(Twice())
-    with pytest.raises(
-        braintrace.errors.StructureError, match='two leaves of params have the same path'
-    ):
+    with pytest.raises(StructureError, match='two leaves of params have the same path'):
         functional.online(cell, D_RTRL).init(Twice(), carry(), data()[0][0])
 
 
@@ -102,7 +98,7 @@ def test_relations_groups_and_routes_can_be_walked():
 def test_a_step_on_another_structure_is_refused_and_says_how_to_compile(change, words):
     learner, state = started()
     p, h, x = change(params(), carry(), data()[0][0])
-    with pytest.raises(braintrace.errors.StructureError, match=words) as caught:
+    with pytest.raises(StructureError, match=words) as caught:
         learner.step(p, state.replace(carry=h), x)
     text = str(caught.value)
     assert 'learner.init(params, carry, *inputs)' in text and 'brainstate' not in text
@@ -111,7 +107,7 @@ def test_a_step_on_another_structure_is_refused_and_says_how_to_compile(change, 
 def test_a_state_of_another_rule_is_refused():
     learner, _ = started()
     _, state = started(rule=ES)
-    with pytest.raises(braintrace.errors.StructureError, match='does not belong to this learner'):
+    with pytest.raises(StructureError, match='does not belong to this learner'):
         learner.step(params(), state, data()[0][0])
 
 
@@ -133,7 +129,7 @@ def test_a_reset_to_another_structure_is_refused(fresh, words):
             params(), state, xs, ys, reset=(jnp.zeros(len(xs), bool), fresh)
         ),
     ):
-        with pytest.raises(braintrace.errors.StructureError, match=words):
+        with pytest.raises(StructureError, match=words):
             way()
 
 
@@ -152,9 +148,7 @@ def test_a_carry_that_a_step_makes_up_or_loses_is_refused_at_init(new, words):
         out, h = cell(p, c['h'], x)
         return out, new(h)
 
-    with pytest.raises(
-        braintrace.errors.StructureError, match=words.replace('carry/', '(carry/)?')
-    ):
+    with pytest.raises(StructureError, match=words.replace('carry/', '(carry/)?')):
         functional.online(step, D_RTRL).init(params(), {'h': carry()}, data()[0][0])
 
 
@@ -190,7 +184,7 @@ def chosen(path, leaf) -> bool:
 def test_a_learner_is_equal_to_itself_alone_since_init_is_its_own():
     (learner, state), other = started(), functional.online(cell, D_RTRL)
     assert learner == learner and learner != other and len({learner, other}) == 2
-    with pytest.raises(braintrace.errors.NotCompiledError):
+    with pytest.raises(NotCompiledError):
         other.step(params(), state, data()[0][0])
     with pytest.raises(AttributeError):
         learner.rule = None
@@ -240,5 +234,5 @@ def test_what_a_learner_shows_of_itself():
 @pytest.mark.parametrize('name', ['cell', 'trainable', 'hidden'])
 def test_what_is_no_function_is_refused(name):
     given = {'cell': cell, 'rule': D_RTRL, name: 'W'}
-    with pytest.raises(braintrace.errors.OptionError, match=f"{name} is 'W'; give a function"):
+    with pytest.raises(OptionError, match=f"{name} is 'W'; give a function"):
         functional.online(**given)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional
 from tests import oracles
 from tests.gradients.rows import crossed
 from tests.models.library import LibraryOps
@@ -40,9 +41,7 @@ def learner_of(case, rule, unroll=None):
 @functools.cache
 def _learner(case, rule, unroll):
     options = {} if unroll is None else {'policy': braintrace.Policy(unroll=unroll)}
-    return braintrace.functional.online(
-        functools.partial(case.model.cell, LibraryOps()), rule, **options
-    )
+    return functional.online(functools.partial(case.model.cell, LibraryOps()), rule, **options)
 
 
 def start(case, rule, unroll=None):

@@ -11,6 +11,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests.compare import assert_close
 from tests.gradients.harness import quick
 
@@ -38,7 +39,7 @@ def online(cell, params, carry, rule=D_RTRL, **options):
     """``(gradient, learner)`` of a marked cell."""
     learner = functional.online(cell, rule, **{'mark': 'auto', **options})
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         state = learner.init(params, carry, XS[0])
     run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
     return run(params, state, XS, YS)[0], learner
@@ -93,7 +94,7 @@ def told(cell, carry, **options):
     """The report and the kinds of the warnings of a cell that is compiled."""
     learner = functional.online(cell, D_RTRL, **options)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         jax.eval_shape(learner.init, P, carry, XS[0])
     history = {row.path: row.history for row in learner.report.parameters}
     found = {(d.kind, d.path) for d in learner.graph.diagnostics if d.level == 'warning'}
@@ -119,9 +120,7 @@ def test_a_new_state_that_no_op_makes_of_its_parameter_is_told(cell, history, ki
     found, kinds = told(cell, carry)
     assert found['b'] == history
     assert kinds == {(kind, 'b')}
-    with pytest.raises(
-        braintrace.errors.UntracedParameterError, match=r'\bb (has a trace|is not_etp_op)'
-    ):
+    with pytest.raises(UntracedParameterError, match=r'\bb (has a trace|is not_etp_op)'):
         functional.online(cell, D_RTRL, strict=True).init(P, carry, XS[0])
 
 

@@ -6,30 +6,16 @@ import numpy as np
 import optax
 import pytest
 
-import braintrace
-from braintrace import functional
+from braintrace import functional, rules
 from tests.compare import added, assert_close, assert_moves
 from tests.gradients.harness import quick
-from tests.models.complex_states import (
-    CASES,
-    XS,
-    YS,
-    B,
-    H,
-    I,
-    N,
-    T,
-    decay,
-    drive,
-    loss,
-    readout,
-)
+from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, loss, readout
 from tests.models.library import LibraryOps
 from tests.models.ops import JaxOps
 from tests.oracles import QUICK
 
 slow = pytest.mark.slow
-D_RTRL, LATE = braintrace.rules.d_rtrl(), braintrace.rules.d_rtrl(write_every=3)
+D_RTRL, LATE = rules.d_rtrl(), rules.d_rtrl(write_every=3)
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 FLAGS = np.zeros((T, B), bool)
 FLAGS[[2, 4], 0] = FLAGS[[1, 2], 1] = True
@@ -139,7 +125,7 @@ def test_updates_inside_a_sequence(every, write_every):
 @slow
 def test_es_d_rtrl_is_its_formula():
     case, a = CASES['natural'], 0.7
-    learner, state = online(case, braintrace.rules.es_d_rtrl(a))
+    learner, state = online(case, rules.es_d_rtrl(a))
     run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
     assert_close(run(case.params, state, XS, YS)[0], es_formula(case.params, a))
 

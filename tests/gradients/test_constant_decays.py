@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules
 from braintrace._rules import pending
 from tests.compare import assert_close
 
@@ -121,7 +122,7 @@ def reverse_mode(step, first, xs, ys, alive):
 @pytest.mark.parametrize('name', CELLS)
 def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):
     step, first, xs, ys = setting(name)
-    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+    online = functional.online(step, rules.d_rtrl())
     state = online.init(PARAMS, first, xs[0])
     run = online.sequence_grad(loss, reduction='sum')
     flags = jnp.zeros((2 * T, B), bool)
@@ -145,7 +146,7 @@ def test_powers_of_a_constant_decay_are_found_once(name, monkeypatch):
     found = []
     moves = pending._moves_once
     monkeypatch.setattr(pending, '_moves_once', lambda *a: found.append(moves(*a)) or found[-1])
-    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+    online = functional.online(step, rules.d_rtrl())
     state = online.init(PARAMS, first, xs[0])
     jax.make_jaxpr(online.sequence_grad(loss))(PARAMS, state, xs, ys)
     shapes = {x.shape for d in found[0].values() for x in jax.tree.leaves(d)}

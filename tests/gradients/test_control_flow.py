@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules
+from braintrace.errors import NotSupportedError
 from tests import models, oracles
 from tests.compare import assert_close, assert_drawn_close
 from tests.gradients.harness import learner_of, over_sequence, start
@@ -14,10 +16,10 @@ from tests.gradients.rows import WIDE, core_first, crossed, every_core_first, is
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
-from tests.tiers import in_turn, none, pairwise
+from tests.tiers import in_turn, none, pairwise, slow
 
 DECAY = 0.8
-D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
+D_RTRL, ES_D_RTRL = rules.d_rtrl(), rules.es_d_rtrl(DECAY)
 WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, DECAY)}
 both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
 unrolled_and_not = pytest.mark.parametrize('unroll', [8, 0])
@@ -25,7 +27,7 @@ LOST = {  # row -> parameters whose past is left out and named: their same-step 
     'vmap_cond': (
         'input-dependent-weight',
         ['one', 'two'],
-    ),  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
+    )  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
 }
 REFUSED = ['while_mixing', 'while_mixing_tail']
 LOOPS = [m.name for m in [*loops.MODELS, *maps.MODELS] if 'scan' in m.name or 'fori' in m.name]
@@ -77,7 +79,7 @@ def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, ru
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_a_while_loop_in_which_positions_meet_is_refused_at_its_line(name):
-    with pytest.raises(braintrace.errors.NotSupportedError, match='flow.py.*positions meet'):
+    with pytest.raises(NotSupportedError, match='flow.py.*positions meet'):
         start(models.case(name), D_RTRL)
 
 
@@ -86,7 +88,7 @@ def test_a_while_loop_in_which_positions_meet_is_refused_at_its_line(name):
 )
 def test_a_step_may_be_compiled_inside_jit(name):
     case = models.case(name)
-    learner = braintrace.functional.online(learner_of(case, D_RTRL).cell, D_RTRL)
+    learner = functional.online(learner_of(case, D_RTRL).cell, D_RTRL)
     state = jax.jit(learner.init)(case.params, case.carry, case.xs[0])
     assert learner.graph.hidden_param_op_relations and not state.t.any()
 
@@ -248,7 +250,7 @@ LOOPS = zip(('scan_once', 'fori_once'), WANT)
             for i, name in enumerate(ONE)
             for k, rule in enumerate(WANT)
         ),
-        *(pytest.param(name, rule, 0, marks=pytest.mark.slow) for name, rule in LOOPS),
+        *(pytest.param(name, rule, 0, marks=slow) for name, rule in LOOPS),
     ],
 )
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
@@ -317,8 +319,8 @@ def test_an_op_in_a_while_loop_is_refused_at_its_line():
         )
         return h, {'h': h}
 
-    learner = braintrace.functional.online(cell, D_RTRL)
-    with pytest.raises(braintrace.errors.NotSupportedError, match='flow.py.*while'):
+    learner = functional.online(cell, D_RTRL)
+    with pytest.raises(NotSupportedError, match='flow.py.*while'):
         learner.init({'w': np.ones((4, 4))}, {'h': np.ones((2, 4))}, np.ones((2, 3)))
 
 

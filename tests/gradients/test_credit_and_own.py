@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules, verify
+from braintrace.errors import NotSupportedError, OptionError
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, differences
 from tests.gradients.harness import by_steps, other_carry, over_sequence
@@ -13,9 +15,9 @@ from tests.oracles import dense_recursion as dense
 from tests.tiers import slow
 
 pytestmark = pytest.mark.drawn
-WHOLE = braintrace.rules.d_rtrl(credit='whole')
-OWN = braintrace.rules.d_rtrl(scope='own')
-SNAP = braintrace.rules.d_rtrl(scope='own', credit='whole')
+WHOLE = rules.d_rtrl(credit='whole')
+OWN = rules.d_rtrl(scope='own')
+SNAP = rules.d_rtrl(scope='own', credit='whole')
 # cells in which one op stands between the old states and the new ones
 SINGLE = ['leaky', 'lstm', 'lstm_fused', 'spiking_two', 'lora', 'sparse', 'conv1d', 'adaptive_lif']
 
@@ -65,7 +67,7 @@ def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(rule):
 def test_each_option_changes_some_number():
     case = models.case('lstm_fused')
     got = [over_sequence(case, rule, 4)[0] for rule in (None, WHOLE, OWN, SNAP)]
-    got[0] = over_sequence(case, braintrace.rules.d_rtrl(), 4)[0]
+    got[0] = over_sequence(case, rules.d_rtrl(), 4)[0]
     for i, a in enumerate(got):
         assert all(differences(a, b) for b in got[:i])
 
@@ -85,10 +87,10 @@ def test_a_layer_of_one_unit_is_exact_with_its_own_diagonal():
     def loss(output, y):
         return ((output - y) ** 2).sum()
 
-    learner = braintrace.functional.online(cell, OWN)
+    learner = functional.online(cell, OWN)
     run = learner.sequence_grad(loss, reduction='sum')
     grads, *_ = run(params, learner.init(params, carry, xs[0]), xs, ys)
-    want = braintrace.verify.bptt_gradients(cell, params, carry, xs, ys, loss)
+    want = verify.bptt_gradients(cell, params, carry, xs, ys, loss)
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
 
 
@@ -99,8 +101,8 @@ def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_ar
     def cell(params, h, x):
         return (new := jnp.tanh(op(h, params['w']) + x)), new
 
-    learner = braintrace.functional.online(cell, OWN)
-    with pytest.raises(braintrace.errors.NotSupportedError, match='is not linear in its input'):
+    learner = functional.online(cell, OWN)
+    with pytest.raises(NotSupportedError, match='is not linear in its input'):
         learner.init({'w': jnp.ones((3, 3))}, jnp.zeros((1, 3)), jnp.ones((1, 3)))
 
 
@@ -112,5 +114,5 @@ def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_ar
     ],
 )
 def test_unknown_options_are_refused(options, said):
-    with pytest.raises(braintrace.errors.OptionError, match=said):
-        braintrace.rules.d_rtrl(**options)
+    with pytest.raises(OptionError, match=said):
+        rules.d_rtrl(**options)

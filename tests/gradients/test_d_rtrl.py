@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-import braintrace
+from braintrace import functional, rules
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, assert_moves, at
 from tests.gradients.harness import (
@@ -20,7 +21,7 @@ from tests.gradients.rows import every_wide_first, every_window
 from tests.oracles import dense_recursion as dense
 
 pytestmark = pytest.mark.drawn
-RULE = braintrace.rules.d_rtrl()
+RULE = rules.d_rtrl()
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 FEW = [
     'gru',
@@ -62,9 +63,9 @@ READS_WEIGHTS = {'lora', 'attention_of_other_ops'}
 @pytest.mark.tier(quick=1, one_in=4)
 @every_wide_first()
 def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(name):
-    case, rule = models.case(name), braintrace.rules.d_rtrl(write_every=3)
+    case, rule = models.case(name), rules.d_rtrl(write_every=3)
     if name in READS_WEIGHTS:
-        with pytest.raises(braintrace.errors.OptionError, match='depends on the weights'):
+        with pytest.raises(OptionError, match='depends on the weights'):
             start(case, rule)
         return
     for t, (_, _, grads) in enumerate(by_steps(case, rule)):
@@ -75,7 +76,7 @@ def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(na
 @pytest.mark.parametrize('name', FEW)
 def test_single_steps_before_a_sequence_and_after_it(name):
     case = models.case(name)
-    rule, got = braintrace.rules.d_rtrl(write_every=3), []
+    rule, got = rules.d_rtrl(write_every=3), []
     (learner, state), step = start(case, rule), step_program(case, rule)
     for t in (0, 1):
         grads, _, _, state = step(case.params, state, case.xs[t], case.ys[t])
@@ -93,13 +94,13 @@ def test_single_steps_before_a_sequence_and_after_it(name):
 @pytest.mark.parametrize('name', [*FEW, 'min_gru', 'three_layers', 'populations'])
 def test_a_reset_ends_pending_steps_too(name):
     case = models.case(name)
-    carry0, rule = other_carry(case), braintrace.rules.d_rtrl(write_every=3)
+    carry0, rule = other_carry(case), rules.d_rtrl(write_every=3)
     flags = np.zeros((len(case.xs), 2), bool)
     flags[[2, 4], 0] = flags[[1, 2], 1] = True
     want = oracles.restarted(dense, case, flags, carry0)
     state, step = start(case, rule)[1], step_program(case, rule)
     for t, (x, y, flag) in enumerate(zip(case.xs, case.ys, flags, strict=True)):
-        state = braintrace.functional.reset(state, flag, carry0)
+        state = functional.reset(state, flag, carry0)
         grads, _, _, state = step(case.params, state, x, y)
         assert_drawn_close(grads, at(want, t))
 

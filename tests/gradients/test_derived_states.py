@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import rules
 from tests import oracles
 from tests.compare import assert_close
 from tests.gradients.harness import other_carry, over_sequence, start
@@ -18,7 +19,7 @@ from tests.models.library import LibraryOps
 from tests.models.model import B, I, M, Model, N, O, make_case
 from tests.models.spiking import THRESHOLD
 
-D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.8)
+D_RTRL, ES_D_RTRL = rules.d_rtrl(), rules.es_d_rtrl(0.8)
 ORACLES = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: partial(oracles.es_recursion, decay=0.8)}
 
 
@@ -148,16 +149,7 @@ STAY |= {of_another_group: ['i'], moved_alone: ['a', 'i']}
 @pytest.mark.filterwarnings('ignore:parameter own', 'ignore:own. no trace')
 @pytest.mark.parametrize(
     'others',
-    [
-        of_parameter,
-        of_op,
-        of_input,
-        of_old_state,
-        of_another_group,
-        moved,
-        moved_alone,
-        steep,
-    ],
+    [of_parameter, of_op, of_input, of_old_state, of_another_group, moved, moved_alone, steep],
 )
 def test_a_state_made_of_anything_else_stays_in_the_trace(others):
     graph = start(a_case(others), D_RTRL)[0].first.graph

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional
 from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.models.library import LibraryOps
 from tests.models.ops import surrogate
+from tests.tiers import slow
 
 LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
 LEAK, KAPPA, THRESHOLD = 0.9, 0.8, 0.4
@@ -109,7 +111,7 @@ def explicit(kind, kappa=KAPPA, B=None, flags=None, mask=None, leak=KAPPA, filte
 
 @functools.cache
 def learner_of(kind, rule, **options):
-    return braintrace.functional.online(functools.partial(cell, kind, **options), rule)
+    return functional.online(functools.partial(cell, kind, **options), rule)
 
 
 def started(learner, params=None):
@@ -141,11 +143,11 @@ def weights_sent_back(learner, key='out'):
     'kind, window',
     [
         ('spiking', 4),
-        pytest.param('leaky', 4, marks=pytest.mark.slow),
-        pytest.param('spiking', 1, marks=pytest.mark.slow),
+        pytest.param('leaky', 4, marks=slow),
+        pytest.param('spiking', 1, marks=slow),
         pytest.param('leaky', 1, marks=pytest.mark.nightly),
         pytest.param('spiking', None, marks=pytest.mark.nightly),
-        pytest.param('leaky', None, marks=pytest.mark.slow),
+        pytest.param('leaky', None, marks=slow),
     ],
 )
 def test_it_is_the_gradient_of_explicit_traces(kind, window):
@@ -171,7 +173,7 @@ def test_rflo_is_random_feedback_without_a_filter(kind):
     assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
 
 
-@pytest.mark.parametrize('feedback', ['symmetric', pytest.param('random', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('feedback', ['symmetric', pytest.param('random', marks=slow)])
 def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
     learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
     B = None if feedback == 'symmetric' else weights_sent_back(learner)
@@ -181,10 +183,7 @@ def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
         assert_close(grads, want)
 
 
-@pytest.mark.parametrize(
-    'window',
-    [pytest.param(None, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize('window', [pytest.param(None, marks=slow), pytest.param(2, marks=slow)])
 def test_resets_of_lanes_and_masks(window):
     flags, mask = np.zeros((STEPS, LANES), bool), np.linspace(0, 2, STEPS)
     flags[[2, 4], 0] = flags[[1, 4, 7], 1] = True
@@ -201,7 +200,7 @@ def test_single_steps_after_a_reset():
     (params, state), step = started(learner), quick(learner.grad(loss))
     rows = zip(*drawn()[2:], flags, explicit('leaky', flags=flags), strict=True)
     for x, target, flag, want in rows:
-        state = braintrace.functional.reset(state, flag, drawn()[1])
+        state = functional.reset(state, flag, drawn()[1])
         grads, _, _, state = step(params, state, x, target)
         assert_close(grads, want)
 
@@ -220,10 +219,7 @@ def by_time(kind, params, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'window',
-    [1, 4, None],
-)
+@pytest.mark.parametrize('window', [1, 4, None])
 def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
     learner = learner_of('spiking', rules.e_prop(KAPPA))
     got = over_sequence(learner, window, inside='exact')
@@ -244,11 +240,7 @@ def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'rule',
-    [
-        rules.d_rtrl(write_every=3),
-        rules.d_rtrl(credit='whole'),
-        rules.d_rtrl(scope='own'),
-    ],
+    [rules.d_rtrl(write_every=3), rules.d_rtrl(credit='whole'), rules.d_rtrl(scope='own')],
     ids=['write_every', 'credit', 'scope'],
 )
 def test_the_filter_goes_with_every_option_of_the_trace(rule):
@@ -311,7 +303,7 @@ def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
         h = LEAK * carry + braintrace.matmul(x, params['in'])
         return read(h, params), h
 
-    learner = braintrace.functional.online(mixing, rules.e_prop(KAPPA))
+    learner = functional.online(mixing, rules.e_prop(KAPPA))
     with pytest.raises(OptionError, match=f'kappa is 0.8.*{found}.*FilteredReadout'):
         learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
 
@@ -323,7 +315,7 @@ def test_a_readout_that_does_not_leak_has_no_filter():
         h = jnp.tanh(LEAK * carry + braintrace.matmul(x, params['in']))
         return braintrace.matmul(h, params['out']), h
 
-    learner = braintrace.functional.online(forgetting, rules.e_prop(KAPPA))
+    learner = functional.online(forgetting, rules.e_prop(KAPPA))
     with pytest.raises(OptionError, match='A readout that does not leak.*needs no kappa'):
         learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
 
@@ -361,9 +353,7 @@ def test_several_readouts_of_a_layer():
 
         return jax.lax.scan(step, carry, xs)[1].sum()
 
-    online = braintrace.functional.online(
-        functools.partial(several, LibraryOps()), rules.e_prop(KAPPA)
-    )
+    online = functional.online(functools.partial(several, LibraryOps()), rules.e_prop(KAPPA))
     state, targets = online.init(params, carry, xs[0]), np.ones(STEPS)
     run = online.sequence_grad(squares, window=3, reduction='sum')
     assert_close(quick(run)(params, state, xs, targets)[0], quick(jax.grad(total))(params))

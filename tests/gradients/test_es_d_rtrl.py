@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import braintrace
+from braintrace import rules
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, at, errors
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
@@ -12,7 +12,7 @@ from tests.oracles import es_recursion as es
 
 pytestmark = pytest.mark.drawn
 DECAY = 0.8
-RULE = braintrace.rules.es_d_rtrl(DECAY)
+RULE = rules.es_d_rtrl(DECAY)
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 FEW = [
     'lstm_fused',
@@ -50,7 +50,7 @@ def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name
 @pytest.mark.parametrize('name', wide_first([name for name in models.MODELS if name in WIDE]))
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
-    for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.0))):
+    for t, (_, _, grads) in enumerate(by_steps(case, rules.es_d_rtrl(0.0))):
         assert_drawn_close(grads, at(es(case, 0.0), t))
 
 
@@ -65,7 +65,7 @@ def test_the_first_step_is_plain_bptt(name):
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     case = models.case('lstm')
-    grads, *_ = over_sequence(case, braintrace.rules.es_d_rtrl(rank), 3)
+    grads, *_ = over_sequence(case, rules.es_d_rtrl(rank), 3)
     assert_drawn_close(grads, oracles.total(es(case, (rank - 1) / (rank + 1))))
 
 

@@ -5,20 +5,16 @@ import numpy as np
 import optax
 import pytest
 
-import braintrace
+from braintrace import rules
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, at, differences
-from tests.gradients.harness import (
-    learner_of,
-    other_carry,
-    quick,
-    start,
-)
+from tests.gradients.harness import learner_of, other_carry, quick, start
 from tests.gradients.rows import every_core_first, every_wide_first
 from tests.tiers import slow
 
 pytestmark = pytest.mark.drawn
-RULE = braintrace.rules.d_rtrl()
+RULE = rules.d_rtrl()
 few = pytest.mark.parametrize(
     'name',
     ['gru', *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'adaptive_lif', 'stored_spike'))],
@@ -51,7 +47,7 @@ def test_the_trace_is_read_at_the_border_of_a_window(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', [braintrace.rules.es_d_rtrl(0.9), braintrace.rules.same_step()])
+@pytest.mark.parametrize('rule', [rules.es_d_rtrl(0.9), rules.same_step()])
 def test_one_window_of_any_rule_is_bptt(rule):
     case = models.case('lstm')
     assert_drawn_close(gradient(case, rule, None)[0], oracles.bptt(case))
@@ -71,7 +67,7 @@ def test_without_a_trace_it_is_truncated_bptt(name):
     dropped, _, _, state = gradient(case, RULE, 4, keep_trace=False)
     assert_drawn_close(dropped, want)
     assert not np.any(state.t)
-    assert_drawn_close(gradient(case, braintrace.rules.same_step(), 4)[0], want)
+    assert_drawn_close(gradient(case, rules.same_step(), 4)[0], want)
     assert differences(gradient(case, RULE, 4)[0], want)
 
 
@@ -163,13 +159,11 @@ def test_updates_take_exact_windows_too(write_every):
 
 def test_the_length_of_an_exact_window_is_asked_for():
     learner, _ = start(models.case('gru'), RULE)
-    with pytest.raises(braintrace.errors.OptionError, match='its length changes the gradient'):
+    with pytest.raises(OptionError, match='its length changes the gradient'):
         learner.sequence_grad(models.squared, inside='exact')
-    with pytest.raises(
-        braintrace.errors.OptionError, match="inside is 'exactly'; choose 'trace' or"
-    ):
+    with pytest.raises(OptionError, match="inside is 'exactly'; choose 'trace' or"):
         learner.sequence_grad(models.squared, window=3, inside='exactly')
-    with pytest.raises(braintrace.errors.OptionError, match='inside is None'):
+    with pytest.raises(OptionError, match='inside is None'):
         learner.sequence_update(models.squared, optax.sgd(0.1), inside=None)
 
 
@@ -178,7 +172,7 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
     """ES_D_RTRL: ``xy_to_dw(ex, lam . ef / (1 - a^t))`` after two steps."""
     case = models.case('leaky')
     decay = 0.8
-    rule = braintrace.rules.es_d_rtrl(decay)
+    rule = rules.es_d_rtrl(decay)
     grads, _, _, state = gradient(case, rule, None, steps=slice(0, 2))
     parts = gradient(case, rule, 2, steps=slice(0, 4))[0]
     later = case.steps(2, 4, jax.tree.map(np.asarray, dict(state.carry)))

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import functional, rules, verify
 from tests import models
 from tests.compare import assert_close
 from tests.gradients.harness import start
+from tests.tiers import slow
 
 B, I, K, D = 2, 3, 2, 4
 RNG = np.random.default_rng(4)
@@ -22,7 +23,7 @@ def loss(output, y):
 
 def check(cell, params, carry):
     """Windows and single steps against plain backpropagation through time; the learner."""
-    want = braintrace.verify.bptt_gradients(cell, params, carry, XS, YS, loss)
+    want = verify.bptt_gradients(cell, params, carry, XS, YS, loss)
     for window in (1, 3):
         learner = functional.online(cell, rules.d_rtrl())
         state = learner.init(params, carry, XS[0])
@@ -118,7 +119,7 @@ MOVES = {
 @pytest.mark.parametrize(
     'seed',
     [
-        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(0, marks=slow),
         *(pytest.param(s, marks=pytest.mark.nightly) for s in range(1, 40)),
     ],
 )

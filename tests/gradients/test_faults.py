@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-import braintrace
+from braintrace import functional, rules
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves, at
 from tests.gradients.harness import learner_of, over_sequence, quick, start
 from tests.models.library import LibraryOps
 
-D_RTRL = braintrace.rules.d_rtrl()
-ES_D_RTRL = braintrace.rules.es_d_rtrl(0.9)
+D_RTRL = rules.d_rtrl()
+ES_D_RTRL = rules.es_d_rtrl(0.9)
 WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, 0.9)}
 both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
 
@@ -134,7 +134,7 @@ def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
             raise RuntimeError('inside the model')
         return output, new
 
-    learner = braintrace.functional.online(cell, D_RTRL)
+    learner = functional.online(cell, D_RTRL)
     with jax.checking_leaks():
         with pytest.raises(RuntimeError, match='inside the model'):
             learner.init(case.params, case.carry, case.xs[0])
@@ -184,7 +184,7 @@ def test_fault_k_a_reset_starts_the_count_again():
     case = models.case('leaky')
     learner, first = start(case, ES_D_RTRL)
     _, _, _, state = over_sequence(case, ES_D_RTRL, None)
-    state = braintrace.functional.reset(state, True, case.carry)
+    state = functional.reset(state, True, case.carry)
     assert not np.any(state.t)
     grads, *_ = learner.grad(case.loss)(case.params, state, case.xs[0], case.ys[0])
     assert_close(grads, at(oracles.es_recursion(case, 0.9), 0))

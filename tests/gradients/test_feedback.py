@@ -15,11 +15,12 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import Feedback
+from braintrace import Feedback, functional, rules
 from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import assert_close, assert_moves
 from tests.models.library import LibraryOps
+from tests.tiers import slow
 
 B, I, N, O, T = 2, 3, 6, 2, 5
 LEAK, DECAY = 0.9, 0.1
@@ -106,7 +107,7 @@ def by_time(kind, through, steps=slice(None), only=None):
 
 @functools.cache
 def learner_of(kind, rule):
-    online = braintrace.functional.online(functools.partial(cell, of(kind, OPS), OPS), rule)
+    online = functional.online(functools.partial(cell, of(kind, OPS), OPS), rule)
     return online, online.init(weights(kind), start(), XS[0])
 
 
@@ -126,8 +127,8 @@ def over_sequence(kind, rule, window=None, inside='trace'):
     return run(weights(kind), state, XS, targets(kind))
 
 
-RANDOM = braintrace.rules.rflo()
-ADAPTIVE = braintrace.rules.e_prop(feedback=Feedback('adaptive', decay=DECAY, seed=2))
+RANDOM = rules.rflo()
+ADAPTIVE = rules.e_prop(feedback=Feedback('adaptive', decay=DECAY, seed=2))
 
 
 def fading(offset):
@@ -139,9 +140,9 @@ def fading(offset):
     'kind',
     [
         'matmul',
-        pytest.param('conv', marks=pytest.mark.slow),
-        pytest.param('lora', marks=pytest.mark.slow),
-        pytest.param('sparse', marks=pytest.mark.slow),
+        pytest.param('conv', marks=slow),
+        pytest.param('lora', marks=slow),
+        pytest.param('sparse', marks=slow),
     ],
 )
 def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
@@ -153,13 +154,12 @@ def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'kind',
-    ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
+    'kind', ['matmul', *(pytest.param(k, marks=slow) for k in ('conv', 'sparse', 'lora'))]
 )
 def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     want = by_time(kind, fading(drawn(kind, ADAPTIVE)))
     assert_close(over_sequence(kind, ADAPTIVE, 2)[0], want)
-    symmetric = over_sequence(kind, braintrace.rules.d_rtrl(), 2)[0]
+    symmetric = over_sequence(kind, rules.d_rtrl(), 2)[0]
     assert np.abs(symmetric['in'] - want['in']).max() > 1e-3
 
 
@@ -167,10 +167,10 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
 @pytest.mark.parametrize(
     'inside, window',
     [
-        pytest.param('trace', 1, marks=pytest.mark.slow),
-        pytest.param('exact', 2, marks=pytest.mark.slow),
+        pytest.param('trace', 1, marks=slow),
+        pytest.param('exact', 2, marks=slow),
         pytest.param('trace', None, marks=pytest.mark.nightly),
-        pytest.param('exact', None, marks=pytest.mark.slow),
+        pytest.param('exact', None, marks=slow),
     ],
 )
 def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
@@ -188,12 +188,12 @@ def test_adaptive_feedback_counts_single_steps_and_no_reset():
         grads, _, _, state = step(weights('matmul'), state, XS[t], targets('matmul')[t])
         assert_close(grads, by_time('matmul', through, only=t))
     for flags in (np.array([True, False]), np.array(True)):
-        state = braintrace.functional.reset(state, flags, start())
+        state = functional.reset(state, flags, start())
         assert int(state.trace['(feedback)']) == 2
     file = io.BytesIO()
-    braintrace.functional.save_state(file, state)
+    functional.save_state(file, state)
     file.seek(0)
-    state = braintrace.functional.load_state(file, state)
+    state = functional.load_state(file, state)
     run = learner.sequence_grad(loss, window=2, reduction='sum')
     rest = XS[2:], targets('matmul')[2:]
     grads = run(weights('matmul'), state, *rest)[0]
@@ -226,7 +226,7 @@ def test_a_b_of_the_users_own_is_the_same():
     def own(z, out):
         return braintrace.matmul(stop(z), out['w']) + (z @ B - stop(z @ B))
 
-    online = braintrace.functional.online(functools.partial(cell, own, OPS))
+    online = functional.online(functools.partial(cell, own, OPS))
     state = online.init(weights('matmul'), start(), XS[0])
     run = online.sequence_grad(loss, window=2, reduction='sum')
     got = run(weights('matmul'), state, XS, targets('matmul'))[0]
@@ -236,13 +236,13 @@ def test_a_b_of_the_users_own_is_the_same():
 def test_options_change_the_numbers():
     named = drawn('matmul', RANDOM)['w']
     for options in ({'seed': 1}, {'scale': 0.7}):
-        rule = braintrace.rules.e_prop(feedback=Feedback('random', **options))
+        rule = rules.e_prop(feedback=Feedback('random', **options))
         assert np.abs(drawn('matmul', rule)['w'] - named).max() > 0.1
     assert drawn('matmul', RANDOM)['w'].std() == pytest.approx(N**-0.5, rel=0.3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', [braintrace.rules.same_step(), braintrace.rules.es_d_rtrl(0.5)])
+@pytest.mark.parametrize('rule', [rules.same_step(), rules.es_d_rtrl(0.5)])
 def test_other_rules_take_feedback(rule):
     random = rule.with_feedback(Feedback('random'))
     through = drawn('matmul', random)
@@ -255,8 +255,8 @@ def test_other_rules_take_feedback(rule):
     'make, message',
     [
         (lambda: Feedback('fixed'), "feedback is 'fixed'; choose 'symmetric'"),
-        (lambda: braintrace.rules.e_prop(feedback='none'), "feedback is 'none'; choose"),
-        (lambda: braintrace.rules.e_prop(feedback=3), "feedback is 3; choose 'symmetric'"),
+        (lambda: rules.e_prop(feedback='none'), "feedback is 'none'; choose"),
+        (lambda: rules.e_prop(feedback=3), "feedback is 3; choose 'symmetric'"),
         (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
         (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
         (lambda: Feedback('random', scale=0), 'scale is 0; give a standard deviation > 0'),
@@ -264,9 +264,9 @@ def test_other_rules_take_feedback(rule):
         (lambda: Feedback('random', seed=-1), 'seed is -1; give an int >= 0'),
         (lambda: Feedback('random', ops=3), 'ops is 3; give keys of ops'),
         (lambda: Feedback('random', ops=()), r'ops is \(\); give keys of ops'),
-        (lambda: braintrace.rules.d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
+        (lambda: rules.d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
         (
-            lambda: learner_of('matmul', braintrace.rules.d_rtrl().with_feedback(UNKNOWN)),
+            lambda: learner_of('matmul', rules.d_rtrl().with_feedback(UNKNOWN)),
             r"names \['hidden'\]: give as `ops` some of \['in', 'out/w'\]",
         ),
     ],
@@ -284,7 +284,7 @@ def test_a_step_without_a_readout_names_its_ops():
         h = jnp.tanh(braintrace.matmul(x, params['in']) + braintrace.matmul(h, params['h']))
         return h, h
 
-    online = braintrace.functional.online(cell, RANDOM)
+    online = functional.online(cell, RANDOM)
     params = {'in': np.ones((I, N)), 'h': np.ones((N, N))}
     with pytest.raises(OptionError, match=r"finds no readout: give.*\['in', 'h'\]"):
         online.init(params, np.zeros((B, N)), XS[0])

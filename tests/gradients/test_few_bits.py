@@ -7,6 +7,7 @@ import pytest
 import braintrace
 from braintrace import functional, nn, rules
 from tests.compare import assert_close, assert_moves
+from tests.tiers import slow
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 
@@ -28,14 +29,11 @@ def loss(output, target):
     return jnp.sum((output - target) ** 2)
 
 
-@pytest.mark.parametrize('bits', [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('bits', [4, pytest.param(8, marks=slow)])
 def test_the_trace_of_a_rounded_weight_is_that_of_the_network_with_that_weight(bits):
     """Straight through: backpropagation at the rounded weights, without any rounding."""
     step = 2.0 ** (1 - bits)
-    params = {
-        'w': jax.random.normal(KEYS[0], (5, 3)),
-        'out': jax.random.normal(KEYS[1], (3, 2)),
-    }
+    params = {'w': jax.random.normal(KEYS[0], (5, 3)), 'out': jax.random.normal(KEYS[1], (3, 2))}
     xs = jax.random.bernoulli(KEYS[2], 0.5, (12, 2, 5)).astype(float)
     ys = jax.random.normal(KEYS[3], (12, 2, 2))
     start = (jnp.zeros((2, 3)), jnp.zeros((2, 3)))

@@ -10,12 +10,15 @@ import pytest
 import saiunit as u
 
 import braintrace
+from braintrace import rules
+from braintrace.errors import StructureError
 from tests import models, oracles
 from tests.compare import assert_close
 from tests.gradients.harness import over_sequence
+from tests.tiers import slow
 
-RULE = braintrace.rules.d_rtrl()
-ROWS = ['leaky', *(pytest.param(n, marks=pytest.mark.slow) for n in ('minimal_rnn', 'gru', 'lora'))]
+RULE = rules.d_rtrl()
+ROWS = ['leaky', *(pytest.param(n, marks=slow) for n in ('minimal_rnn', 'gru', 'lora'))]
 
 
 def linear(output, m):
@@ -74,5 +77,5 @@ def test_no_gradient_passes_through_the_modulator():
     ],
 )
 def test_other_shapes_and_types_are_refused(m, h, found):
-    with pytest.raises(braintrace.errors.StructureError, match=found):
+    with pytest.raises(StructureError, match=found):
         braintrace.modulated(m, h)

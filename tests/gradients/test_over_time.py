@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import _jax, functional
+from braintrace import _jax, functional, rules
 from braintrace._executor import over_time
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
@@ -77,7 +77,7 @@ def lif(ops, p, h, x):
 
 CELLS = {f.__name__: f for f in (minlstm, lru, mingru, lru_complex, lif)}
 HOW = 'cuda', 'cpu'
-RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(0.8)}
+RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.8)}
 NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru': 'z v'}
 NAMES |= {'minlstm': 'radius f i v', 'lif': 'z'}
 
@@ -145,12 +145,7 @@ def backpropagated(name, keep):
 
 
 @pytest.mark.tier(one_in=4)
-@in_turn(
-    lambda name, *_: name == 'mingru',
-    name=CELLS,
-    window=[4, None, 3, 1],
-    keep=[True, False],
-)
+@in_turn(lambda name, *_: name == 'mingru', name=CELLS, window=[4, None, 3, 1], keep=[True, False])
 def test_d_rtrl_is_backpropagation(name, window, keep):
     first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, keep)
     assert_moves(grads)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import braintrace
 from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests.compare import assert_close, errors
 from tests.gradients.harness import quick
 
@@ -99,7 +99,7 @@ def at_the_weight(f):
 def compiled(cell, rule):
     learner = functional.online(cell, rule, mark='auto')
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         jax.eval_shape(learner.init, P, H, XS[0])
     return learner
 
@@ -118,7 +118,7 @@ def gradients(cell, rule):
     learner = functional.online(cell, rule, mark='auto')
     run = quick(learner.sequence_grad(loss, window=2, reduction='sum'))
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         return run(P, learner.init(P, H, XS[0]), XS, YS)[0], quick(jax.grad(total))(P)
 
 
@@ -136,7 +136,7 @@ def test_a_clip_is_named_wherever_it_stands_and_strict_refuses_it(place, rule):
     assert rows['w'].history == 'part'
     assert any('linear' in left.text for left in rows['w'].left_out)
     assert [d.kind for d in learner.graph.diagnostics if d.level == 'warning'] == ['nonlinear-rule']
-    with pytest.raises(braintrace.errors.UntracedParameterError, match='not known to be linear'):
+    with pytest.raises(UntracedParameterError, match='not known to be linear'):
         functional.online(place(clip), rule, mark='auto', strict=True).init(P, H, XS[0])
 
 

@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import rules
 from tests import models, oracles
 from tests.compare import added, assert_close
 from tests.gradients.harness import over_sequence, quick, start
 from tests.gradients.test_updates import grouped, recorder
 from tests.models.model import squared
+from tests.tiers import slow
 
 MASK = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 0.0])
-RULE = braintrace.rules.d_rtrl()
-ROWS = [
-    'gru',
-    pytest.param('spiking_two', marks=pytest.mark.slow),
-    pytest.param('lstm_fused', marks=pytest.mark.slow),
-]
+RULE = rules.d_rtrl()
+ROWS = ['gru', pytest.param('spiking_two', marks=slow), pytest.param('lstm_fused', marks=slow)]
 
 
 def penalty(output, _=None):
@@ -53,7 +51,7 @@ def weights(reduction, every=6):
     return np.concatenate(of_loss), np.concatenate(of_penalty)
 
 
-@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=slow)])
 @pytest.mark.parametrize('name', ROWS)
 def test_the_mask_weighs_the_loss_and_not_the_penalty(name, reduction):
     loss, alone, case = cases(name)

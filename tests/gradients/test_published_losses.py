@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules
 from tests import oracles
 
 UNITS, UPDATES, TRACED = 100, 5, 250  # steps in a window, so that a later one reads the trace
@@ -44,8 +45,8 @@ def single(array):
 
 
 def learner_of(cell, kappa, B):
-    rule = braintrace.rules.e_prop(kappa, Given('random', weights=B))
-    return braintrace.functional.online(cell, rule)
+    rule = rules.e_prop(kappa, Given('random', weights=B))
+    return functional.online(cell, rule)
 
 
 def gradient_of(learner, loss, params, carry, x):

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 
 import braintrace
+from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning
 from tests import models, oracles
 from tests.compare import assert_drawn_close
 from tests.gradients.harness import quick
@@ -23,7 +25,7 @@ from tests.settings import OTHERS, STRICT, under
 pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
 PARTS = 20  # of the many programs
-RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
+RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(DECAY)}
 
 
 def examples(number):
@@ -36,9 +38,9 @@ def gradients(case, program: Program):
         functools.partial(case.model.cell, LibraryOps()),
         braintrace.Policy(unroll=program.unroll),
     )
-    learner = braintrace.functional.online(cell, RULES[program.rule], policy=policy)
+    learner = functional.online(cell, RULES[program.rule], policy=policy)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         state = learner.init(case.params, case.carry, case.xs[0])
     run = learner.sequence_grad(case.loss, window=program.window, reduction='sum')
     return quick(run)(case.params, state, case.xs, case.ys)[0]
@@ -135,9 +137,9 @@ def check_borders(cell, setting):
 
     xs, ys = jax.device_put((XS, YS))
     x, want = xs[0], quick(jax.grad(total))(params)
-    learner = braintrace.functional.online(run, RULES['d_rtrl'], mark='auto')
+    learner = functional.online(run, RULES['d_rtrl'], mark='auto')
     with under(obeyed(setting, total, params)), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
+        warnings.simplefilter('ignore', BraintraceWarning)
         state = learner.init(params, carry, x)
         gradient = quick(learner.sequence_grad(squares, window=2, reduction='sum'))
         got = gradient(params, state, xs, ys)[0]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, verify
+from braintrace.errors import NotSupportedError, OptionError
 from braintrace.rules import d_rtrl, signs, uoro
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, at, errors
@@ -33,10 +35,7 @@ SLOPES = {
 RULES = {
     'signs': (signs(seed=SEED), random_traces.signs),
     'uoro': (uoro(seed=SEED), random_traces.uoro),
-    'uoro_batch': (
-        uoro('batch', SEED),
-        functools.partial(random_traces.uoro, pair='batch'),
-    ),
+    'uoro_batch': (uoro('batch', SEED), functools.partial(random_traces.uoro, pair='batch')),
     'signs_all': (signs('all', SEED), functools.partial(random_traces.signs, scope='all')),
 }
 
@@ -143,7 +142,7 @@ def test_a_dropped_trace_leaves_the_key_to_go_on():
         again = end.replace(carry=state.carry)
         second, *_ = run(case.params, again, case.xs, case.ys)
         assert errors(second, first)["['w']"] > 1e-3
-        whole = braintrace.functional.reset(end, jnp.array(True), state.carry)
+        whole = functional.reset(end, jnp.array(True), state.carry)
         third, *_ = run(case.params, whole, case.xs, case.ys)
         assert_drawn_close(third, second)
 
@@ -201,11 +200,7 @@ MARKS = {
 @pytest.mark.parametrize(
     'name, rule',
     [
-        pytest.param(
-            name,
-            rule,
-            marks=MARKS.get((name, rule), pytest.mark.nightly),
-        )
+        pytest.param(name, rule, marks=MARKS.get((name, rule), pytest.mark.nightly))
         for name in ('leaky', 'gru', 'learned_decay', 'spiking_two', 'sparse')
         for rule in (signs(), signs('all'), uoro(), uoro('batch'))
     ],
@@ -255,7 +250,7 @@ def test_the_first_step_is_exact():
     ],
 )
 def test_other_values_are_refused(make, found):
-    with pytest.raises(braintrace.errors.OptionError, match=found):
+    with pytest.raises(OptionError, match=found):
         make()
 
 
@@ -278,7 +273,7 @@ def test_a_lookup_is_a_product_with_ones(rule):
     xs, ys = rng.integers(0, 5, (6, 2)), rng.standard_normal((6, 2, 3))
     found = []
     for cell in (looked_up, multiplied):
-        learner = braintrace.functional.online(cell, rule)
+        learner = functional.online(cell, rule)
         run = quick(learner.sequence_grad(models.squared))
         found.append(run(params, learner.init(params, h, xs[0]), xs, ys)[0])
     assert_drawn_close(*found)
@@ -321,10 +316,8 @@ def one_way(params, h, x):
 @pytest.mark.parametrize('cell', [hidden_inside, one_way])
 def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
     start = {'w': np.zeros((4, 3))}, np.zeros((5, 3)), np.zeros((5, 4))
-    with pytest.raises(
-        braintrace.errors.NotSupportedError, match=r"read one another: .*pair='batch'"
-    ):
-        jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
+    with pytest.raises(NotSupportedError, match=r"read one another: .*pair='batch'"):
+        jax.eval_shape(functional.online(cell, uoro()).init, *start)
 
 
 @pytest.mark.tier(quick=1)
@@ -338,12 +331,12 @@ def test_samples_that_read_one_another_need_one_pair(cell, carry):
     rng = np.random.default_rng(0)
     params, xs, ys = (rng.standard_normal(s) for s in ((4, 3), (4, 2, 4), (4, 2, 3)))
     params = {'w': params}
-    with pytest.raises(braintrace.errors.NotSupportedError, match="pair='batch'"):
-        braintrace.functional.online(cell, uoro()).init(params, carry, xs[0])
-    learner = braintrace.functional.online(cell, uoro('batch'))
+    with pytest.raises(NotSupportedError, match="pair='batch'"):
+        functional.online(cell, uoro()).init(params, carry, xs[0])
+    learner = functional.online(cell, uoro('batch'))
     state = learner.init(params, carry, xs[0])
     run = learner.sequence_grad(models.squared, reduction='sum', window=None)
-    want = braintrace.verify.bptt_gradients(cell, params, carry, xs, ys, models.squared)
+    want = verify.bptt_gradients(cell, params, carry, xs, ys, models.squared)
 
     def one(key):
         trace = {**state.trace, '(key)': key}

@@ -13,6 +13,7 @@ from braintrace import functional, rules
 from braintrace._etrace_op import sparse as implementation
 from braintrace.extra import _sparse_cpu as kernels_here
 from tests.compare import assert_close
+from tests.tiers import slow
 
 IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
 RULES = [rules.d_rtrl(), rules.d_rtrl(write_every=3), rules.es_d_rtrl(0.7)]
@@ -282,8 +283,7 @@ def test_updates_leave_places_among_the_parameters_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ('lanes', 'share'),
-    [(5, 1.0), (8, 1.0), pytest.param(20, 1.0, marks=pytest.mark.slow), (20, 0.1)],
+    ('lanes', 'share'), [(5, 1.0), (8, 1.0), pytest.param(20, 1.0, marks=slow), (20, 0.1)]
 )
 def test_the_gradient_of_entries_over_lanes_is_that_of_a_dense_product(lanes, share):
     rng, (inputs, outputs, entries) = np.random.default_rng(lanes), (400, 300, 900)

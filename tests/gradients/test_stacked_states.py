@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, rules
+from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests import models, oracles
 from tests.compare import assert_close, at
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
 from tests.models.model import B, N, O
 from tests.models.stacks import cell_of, weights
+from tests.tiers import slow
 
-RULES = {'D_RTRL': braintrace.rules.d_rtrl(), 'ES_D_RTRL': braintrace.rules.es_d_rtrl(0.8)}
+RULES = {'D_RTRL': rules.d_rtrl(), 'ES_D_RTRL': rules.es_d_rtrl(0.8)}
 FLAGS = np.zeros((models.make_case.__defaults__[1], 2), bool)
 FLAGS[2, 0] = FLAGS[4, 1] = True
 
@@ -72,7 +75,7 @@ MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] 
 ]
 EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
 EVERY += [
-    pytest.param(*row, rule, marks=pytest.mark.slow)
+    pytest.param(*row, rule, marks=slow)
     for row in (*ROWS, *MORE)
     for rule in RULES
     if (*row, rule) not in EVERY
@@ -95,7 +98,7 @@ def stacked(name, layout, rule):
         )
         return output, pack(new)
 
-    return case, braintrace.functional.online(cell, RULES[rule]), pack
+    return case, functional.online(cell, RULES[rule]), pack
 
 
 @functools.cache
@@ -205,7 +208,7 @@ def behind_a_mask(p, h, x):
 
 FAST = [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL')]
 SLOW = [
-    pytest.param(layers, rule, marks=pytest.mark.slow)
+    pytest.param(layers, rule, marks=slow)
     for layers in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
     for rule in RULES
     if (layers, rule) not in FAST
@@ -226,7 +229,7 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
             total = h[k] + 0.5 * total
         return total @ params['out'], {'h': h}
 
-    learner = braintrace.functional.online(cell, RULES[rule])
+    learner = functional.online(cell, RULES[rule])
     state = learner.init(
         EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0]
     )
@@ -251,7 +254,7 @@ def test_each_step_gives_the_gradient_of_the_oracle(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=slow)])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
     start = learner.init(case.params, pack(case.carry), case.xs[0])
@@ -259,7 +262,7 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
     got = gradient('two_equal_layers', layout, 'D_RTRL', 4, reset=(FLAGS, pack(case.carry)))
     assert_close(got, oracles.total(want))
     moved = start.replace(carry={'all': start.carry['all'] + 1.0})
-    again = braintrace.functional.reset(moved, np.array([True, False]), start.carry)
+    again = functional.reset(moved, np.array([True, False]), start.carry)
     parts = LAYOUTS[layout][1](
         again.carry['all'] - start.carry['all'], [case.carry['h1'].shape[-1]] * 2
     )
@@ -270,7 +273,7 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
 
 @pytest.mark.parametrize(
     'shape',
-    [(N // 2, 2), pytest.param(None, marks=pytest.mark.slow)],
+    [(N // 2, 2), pytest.param(None, marks=slow)],
     ids=['another shape', 'another order of axes'],
 )
 def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape):
@@ -285,7 +288,7 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
         output, new = case.model.cell(LibraryOps(), params, {'h': h}, x)
         return output, {'h': kept(new['h'])}
 
-    learner = braintrace.functional.online(cell, RULES['ES_D_RTRL'])
+    learner = functional.online(cell, RULES['ES_D_RTRL'])
     state = learner.init(case.params, {'h': kept(case.carry['h'])}, case.xs[0])
     grads, *_ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(
         case.params, state, case.xs, case.ys
@@ -380,7 +383,7 @@ def half_square(y, _):
 @functools.cache
 def line_learner(name, rule):
     move = (lambda z, h: (z, h[0], h[1])) if name == 'tuple' else LINES[name]
-    learner = braintrace.functional.online(line_cell(move), RULES[rule])
+    learner = functional.online(line_cell(move), RULES[rule])
     run = quick(learner.sequence_grad(half_square, window=4, reduction='sum'))
     start = tuple(LINE_H) if name == 'tuple' else LINE_H
     return learner, run, learner.init(LINE_W, jax.tree.map(jnp.asarray, start), LINE_X[0])
@@ -427,7 +430,7 @@ def test_a_line_step_by_step_and_its_lanes(rule):
         for x in LINE_X[:4]:
             g, _, _, state = step(LINE_W, state, x, x)
             grads.append(g)
-        state = braintrace.functional.reset(state, flags[2], line_learner(name, rule)[2].carry)
+        state = functional.reset(state, flags[2], line_learner(name, rule)[2].carry)
         grads.append(step(LINE_W, state, x, x).grads)
         got[name] = np.stack(grads), np.stack(list(state.carry))
     for a, b in zip(got['roll'], got['tuple'], strict=True):
@@ -490,13 +493,13 @@ def test_states_that_are_not_taken_apart_are_named_with_their_place(cell, rows, 
         y, new = cell(p, c['h'], x)
         return y, {'h': new}
 
-    learner = braintrace.functional.online(step, RULES['D_RTRL'])
-    with pytest.warns(braintrace.errors.BraintraceWarning, match='h holds several states'):
+    learner = functional.online(step, RULES['D_RTRL'])
+    with pytest.warns(BraintraceWarning, match='h holds several states'):
         learner.init(params, h, x)
     (note,) = (d for d in learner.report.diagnostics if d.kind == 'stacked-state')
     assert note.path == 'h' and place in note.location and 'of its own' in note.message
-    with pytest.raises(braintrace.errors.UntracedParameterError, match='h holds several states'):
-        braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
+    with pytest.raises(UntracedParameterError, match='h holds several states'):
+        functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
 
 
 def test_a_state_that_is_put_together_for_no_reader_is_one_state():
@@ -507,7 +510,7 @@ def test_a_state_that_is_put_together_for_no_reader_is_one_state():
         h = jnp.concatenate([0.5 * h[:, :2] + jnp.tanh(y[:, :2]), 0.9 * h[:, 2:] + y[:, 2:]], -1)
         return h, h
 
-    learner = braintrace.functional.online(cell, RULES['D_RTRL'])
+    learner = functional.online(cell, RULES['D_RTRL'])
     learner.init(jnp.ones((N + 4, 4)), jnp.ones((B, 4)), jnp.ones((B, N)))
     (group,) = learner.graph.hidden_groups
     assert group.shape == (B, 4)
@@ -540,7 +543,7 @@ def test_what_is_put_together_otherwise_is_whole_or_named(way):
     params = {'one': rng.normal(size=(3, N)), 'two': rng.normal(size=(N, N))}
     xs = rng.normal(size=(5, B, 3))
     first = join(np.zeros((B, N)), np.zeros((B, N)))
-    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    learner = functional.online(cell, rules.d_rtrl())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter('always')
         state = learner.init(params, first, xs[0])

@@ -7,16 +7,19 @@ import optax
 import pytest
 
 import braintrace
+from braintrace import functional, rules
+from braintrace.errors import OptionError, StructureError
 from tests import models, oracles
 from tests.compare import assert_close
 from tests.gradients.harness import quick, start
+from tests.tiers import slow
 
-RULE = braintrace.rules.same_step()
+RULE = rules.same_step()
 K = 2
 ROWS = [
     'leaky',
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ('lstm_fused', 'stored_spike', 'conv1d')),
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ('gru', 'adaptive_lif', 'spiking_two')),
+    *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'stored_spike', 'conv1d')),
+    *(pytest.param(n, marks=slow) for n in ('gru', 'adaptive_lif', 'spiking_two')),
 ]
 
 
@@ -62,7 +65,7 @@ def linear_case():
         h = A * h + braintrace.matmul(x, p['w'])
         return h, h
 
-    learner = braintrace.functional.online(cell, RULE)
+    learner = functional.online(cell, RULE)
     return learner, params, h, xs, ys
 
 
@@ -97,11 +100,7 @@ def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
     given = jax.tree.map(lambda p: rng.standard_normal(p.shape), start)
     run = quick(
         learner.sequence_grad(
-            lambda out, y: (y * out).sum(),
-            K,
-            'sum',
-            inside='exact',
-            synthesizer=synthetic.apply,
+            lambda out, y: (y * out).sum(), K, 'sum', inside='exact', synthesizer=synthetic.apply
         )
     )
     (grads, found), *_ = run((params, given), state, xs, ys)
@@ -165,7 +164,7 @@ def test_learnt_credit_is_nearer_to_bptt_than_none():
     def draw():
         return rng.standard_normal((24, 8, 2)), np.zeros((24, 8, 1))
 
-    learner = braintrace.functional.online(cell, RULE)
+    learner = functional.online(cell, RULE)
     state = learner.init(params, h, draw()[0][0])
     (name,) = [g.name for g in learner.graph.hidden_groups]
     synthetic = braintrace.SyntheticGradient({name: (8, 2, 1)})
@@ -200,34 +199,26 @@ REFUSED = [
 def test_a_synthetic_gradient_beside_a_trace_is_refused(options, found):
     learner, synthetic = linear_case()[0], braintrace.SyntheticGradient({'h': (3, 4, 1)})
     base = {'inside': 'exact', 'window': K, 'synthesizer': synthetic.apply}
-    with pytest.raises(braintrace.errors.OptionError, match=found):
+    with pytest.raises(OptionError, match=found):
         learner.sequence_grad(lambda out, y: (y * out).sum(), **{**base, **options})
 
 
 def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
     learner, params, h, xs, ys = linear_case()
-    online = braintrace.functional.online(learner.cell, braintrace.rules.d_rtrl())
+    online = functional.online(learner.cell, rules.d_rtrl())
     loss = lambda out, y: (y * out).sum()  # noqa: E731
     for call in (
         lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
         lambda **options: online.sequence_grad(loss, K, keep_trace=False, **options),
     ):
-        with pytest.raises(
-            braintrace.errors.OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'
-        ):
+        with pytest.raises(OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'):
             call(inside='exact', synthesizer=len)
     options = {'window': K, 'inside': 'exact'}
     state = learner.init(params, h, xs[0])
     run = learner.sequence_grad(loss, synthesizer=lambda s, h: {'h': jnp.zeros(3)}, **options)
-    with pytest.raises(
-        braintrace.errors.StructureError, match='params is dict; with a synthesizer'
-    ):
+    with pytest.raises(StructureError, match='params is dict; with a synthesizer'):
         run(params, state, xs, ys)
-    with pytest.raises(
-        braintrace.errors.StructureError, match=r"the synthesizer returned \{'h': \(3,\)"
-    ):
+    with pytest.raises(StructureError, match=r"the synthesizer returned \{'h': \(3,\)"):
         run((params, 1.0), state, xs, ys)
-    with pytest.raises(
-        braintrace.errors.OptionError, match=r"the shape of group 'h' is 4; give a tuple"
-    ):
+    with pytest.raises(OptionError, match=r"the shape of group 'h' is 4; give a tuple"):
         braintrace.SyntheticGradient({'h': 4})

@@ -3,21 +3,18 @@
 import numpy as np
 import pytest
 
-import braintrace
+from braintrace.errors import OptionError
 from braintrace.rules import es_d_rtrl, ottt
 from tests import models, oracles
 from tests.compare import assert_drawn_close, at, errors
 from tests.gradients.harness import by_steps, other_carry, over_sequence
 from tests.models.model import B, I, Model, N
 from tests.oracles import es_recursion as es
+from tests.tiers import slow
 
 pytestmark = pytest.mark.drawn
 PAIR = 0.9, 0.4
-ROWS = [
-    'leaky',
-    pytest.param('spiking_two', marks=pytest.mark.slow),
-    pytest.param('conv1d', marks=pytest.mark.slow),
-]
+ROWS = ['leaky', pytest.param('spiking_two', marks=slow), pytest.param('conv1d', marks=slow)]
 
 
 @pytest.mark.tier(quick=2)
@@ -93,5 +90,5 @@ def test_ottt_is_exact_for_a_feed_forward_layer_whose_reset_is_detached():
     ],
 )
 def test_other_decays_are_refused(make, found):
-    with pytest.raises(braintrace.errors.OptionError, match=found):
+    with pytest.raises(OptionError, match=found):
         make()

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import nn, rules
 from tests import models
 from tests.compare import added, assert_close
 from tests.gradients.harness import other_carry, over_sequence, start, step_program
 from tests.tiers import slow
 
 STEPS = 22
-RULE = braintrace.rules.d_rtrl()
+RULE = rules.d_rtrl()
 SEVERAL = ['lstm_reading_cell', 'adaptive_lif', 'spiking_three', 'lru', 'synapse', 'stored_spike']
 
 
@@ -55,7 +56,7 @@ def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
 
 @pytest.mark.slow
 def test_a_mixture_of_windows_and_pending_steps_gives_the_sum_of_the_gradients_of_steps():
-    case, rule = models.case('lstm_fused', steps=STEPS), braintrace.rules.d_rtrl(write_every=3)
+    case, rule = models.case('lstm_fused', steps=STEPS), rules.d_rtrl(write_every=3)
     step, got = step_program(case, rule), []
     grads, _, _, state = over_sequence(case, rule, None, slice(0, 12))
     got.append(grads)
@@ -78,7 +79,7 @@ WEIGHTS = np.random.default_rng(1).standard_normal((2, 4))
 def learner():
     with brainstate.environ.context(precision=64):
         brainstate.random.seed(0)
-        cell = braintrace.nn.LSTMCell(3, 4)
+        cell = nn.LSTMCell(3, 4)
         made = braintrace.compile(cell, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
     jax.config.update('jax_enable_x64', True)  # the end of the context switched it off
     return made

@@ -12,11 +12,12 @@ import optax
 import pytest
 
 import braintrace
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import assert_close
 from tests.gradients.harness import other_carry, quick, start, step_program
 from tests.gradients.rows import CORE, is_core
-from tests.tiers import first, in_turn, none
+from tests.tiers import first, in_turn, none, slow
 
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 RULES = {
@@ -143,7 +144,7 @@ def test_the_mean_is_that_of_each_update():
     [
         ('gru', 2),
         *(
-            pytest.param(n, k, marks=pytest.mark.slow)
+            pytest.param(n, k, marks=slow)
             for n, k in [
                 ('gru', 1),
                 ('gru', 4),
@@ -197,9 +198,7 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
 @pytest.mark.slow
 def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
     case = models.case('lora')
-    with pytest.raises(
-        braintrace.errors.OptionError, match='write_every.*etp_lora.*depends on the weights'
-    ):
+    with pytest.raises(OptionError, match='write_every.*etp_lora.*depends on the weights'):
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import functional, nn, rules
+from braintrace.errors import BraintraceWarning, NotSupportedError, OptionError
 from braintrace.rules import rtrl, snap
 from tests import models, oracles
 from tests.compare import assert_close, assert_drawn_close, assert_moves, at, errors
@@ -222,7 +224,7 @@ def test_a_model_of_brainstate(rule):
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3, 2)), jnp.float32)
     ys = jnp.zeros((5, 3, 4), jnp.float32)
     brainstate.random.seed(0)
-    model = braintrace.nn.GRUCell(2, 4)
+    model = nn.GRUCell(2, 4)
     learner = braintrace.compile(model, rule, xs[0], batch_size=3)
 
     def loss(out, y):
@@ -256,8 +258,8 @@ def test_a_network_of_spiking_units_in_volts_and_milliseconds():
     class Network(brainstate.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weights = braintrace.nn.Linear(3 + 4, 4)
-            self.units = braintrace.nn.LIF(
+            self.weights = nn.Linear(3 + 4, 4)
+            self.units = nn.LIF(
                 4, tau=5.0 * u.ms, R=1.0, V_th=1.0 * u.volt, V_rest=0.0 * u.volt,
                 V_reset=0.0 * u.volt,
             )  # fmt: skip
@@ -315,7 +317,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize('make, text', OPTIONS)
 def test_options_that_no_rule_has(make, text):
-    with pytest.raises(braintrace.errors.OptionError, match=text):
+    with pytest.raises(OptionError, match=text):
         make()
 
 
@@ -326,7 +328,7 @@ def shape(*size):
 def compiled(cell, rule, carry, policy=None):
     """A learner of a cell with one matrix ``w`` (3 + 4, 4), compiled for two lanes."""
     options = {} if policy is None else {'policy': policy}
-    learner = braintrace.functional.online(cell, rule, **options)
+    learner = functional.online(cell, rule, **options)
     jax.eval_shape(learner.init, {'w': shape(7, 4)}, carry, shape(2, 3))
     return learner
 
@@ -416,7 +418,7 @@ REFUSALS = {
 @pytest.mark.parametrize('name', REFUSALS)
 def test_steps_that_have_no_wide_trace(name, rule):
     cell, carry, policy, text = REFUSALS[name]
-    with pytest.raises(braintrace.errors.NotSupportedError, match=text):
+    with pytest.raises(NotSupportedError, match=text):
         compiled(cell, rule, carry, policy)
 
 
@@ -426,17 +428,13 @@ def plain(p, h, x):
 
 
 def test_more_paths_than_there_are():
-    with pytest.raises(
-        braintrace.errors.OptionError, match='keep is 5, and carry has 4 hidden numbers'
-    ):
+    with pytest.raises(OptionError, match='keep is 5, and carry has 4 hidden numbers'):
         compiled(plain, rtrl(keep=5), shape(2, 4))
 
 
 def test_a_trace_is_written_at_each_update():
     learner = compiled(plain, rtrl(), shape(2, 4))
-    with pytest.raises(
-        braintrace.errors.OptionError, match='write_every is 3; RTRL writes its trace'
-    ):
+    with pytest.raises(OptionError, match='write_every is 3; RTRL writes its trace'):
         learner.first.rule.delay(learner.first.graph, 1, 3)
 
 
@@ -444,10 +442,10 @@ def test_a_large_trace_is_told_of_before_it_is_made(monkeypatch):
     from braintrace.functional import _findings
 
     monkeypatch.setattr(_findings, 'LARGE', 200)
-    with pytest.warns(braintrace.errors.BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
+    with pytest.warns(BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
         compiled(plain, rtrl(), shape(2, 4))
-    with pytest.warns(braintrace.errors.BraintraceWarning, match=r'GiB: w \[2, 7, 4\].*es_d_rtrl'):
-        compiled(plain, braintrace.rules.d_rtrl(), shape(2, 4))
+    with pytest.warns(BraintraceWarning, match=r'GiB: w \[2, 7, 4\].*es_d_rtrl'):
+        compiled(plain, rules.d_rtrl(), shape(2, 4))
 
 
 def test_a_closed_reach_is_exact_in_the_report_and_an_open_one_is_not():

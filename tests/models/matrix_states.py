@@ -179,12 +179,7 @@ MODELS = [
     row('gated_attention', gated_attention, GATED),
     row('gated_attention_vector', vector, GATED, {'s': (K, D)}, x=(I,), lanes=False),
     row('fused_attention', fused, {'w': (I, WIDE + K), 'b': (WIDE + K,)}),
-    row(
-        'head_decay',
-        head_decay,
-        {'w': (I, H + H * K), 'v': (I, H * D)},
-        {'s': (B, H, K, D)},
-    ),
+    row('head_decay', head_decay, {'w': (I, H + H * K), 'v': (I, H * D)}, {'s': (B, H, K, D)}),
     row(
         'mlstm',
         mlstm,

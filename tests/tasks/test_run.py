@@ -9,8 +9,14 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import nn, rules, tasks
-from braintrace.errors import OptionError
+from braintrace import functional, nn, rules, tasks
+from braintrace.errors import (
+    BraintraceError,
+    BraintraceWarning,
+    OptionError,
+    StepFunctionError,
+    StructureError,
+)
 from braintrace.tasks._run import _method
 from braintrace.tasks._task import check_draw
 from braintrace.tasks._training import Options
@@ -94,7 +100,7 @@ def reverse(params, carry, xs, ys, mask):
 
 def online(rule, **options):
     def gradient(params, carry, xs, ys, mask):
-        learner = braintrace.functional.online(plain, rule, mark='auto')
+        learner = functional.online(plain, rule, mark='auto')
         grads_of = learner.sequence_grad(TASK.loss, **options)
         grads, losses, *_ = grads_of(params, learner.init(params, carry, xs[0]), xs, ys, mask)
         return jnp.average(losses, weights=mask), grads
@@ -183,10 +189,10 @@ def test_a_learner_takes_the_parameters_of_a_seed():
     with pytest.raises(OptionError, match=r'seed is 4; the seeds of this run are \(3, 5\)'):
         found.params_of(4)
     wide = braintrace.compile(Network(units=6), None, jnp.zeros((8, 2)), batch_size=8)
-    with pytest.raises(braintrace.errors.StructureError, match='has another shape'):
+    with pytest.raises(StructureError, match='has another shape'):
         found.load_into(wide, 5)
     other = braintrace.compile(nn.GRUCell(2, 5), None, jnp.zeros((8, 2)), batch_size=8)
-    with pytest.raises(braintrace.errors.StructureError, match='the model that was trained'):
+    with pytest.raises(StructureError, match='the model that was trained'):
         found.load_into(other, 5)
 
 
@@ -313,25 +319,23 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
         (lambda y: y[:, 0], r'are float32\[4\]; adding 6 asks for an array \[4, 1\]'),
         (lambda y: {'y': y}, 'are a dict'),
     ):
-        with pytest.raises(braintrace.errors.StructureError, match=message):
+        with pytest.raises(StructureError, match=message):
             run(None, readout(outputs))
-    with pytest.raises(braintrace.errors.StructureError, match='returns no pair'):
+    with pytest.raises(StructureError, match='returns no pair'):
         run(None, readout(lambda y: y), penalty=jnp.mean)
-    with pytest.raises(braintrace.errors.StepFunctionError, match='the penalty a quantity in mV'):
+    with pytest.raises(StepFunctionError, match='the penalty a quantity in mV'):
         run(None, readout(lambda y: (y, y[0, 0])), penalty=lambda extra: extra * u.mV)
-    with pytest.raises(braintrace.errors.StepFunctionError, match=r'the penalty float32\[4\]'):
+    with pytest.raises(StepFunctionError, match=r'the penalty float32\[4\]'):
         run(None, readout(lambda y: (y, y[:, 0])), penalty=lambda extra: extra)
-    with pytest.raises(
-        braintrace.errors.StructureError, match=r'hold different constants float32\[2, 2\]'
-    ):
+    with pytest.raises(StructureError, match=r'hold different constants float32\[2, 2\]'):
         run(None, lambda seed: Dropping('array'))
-    with pytest.raises(braintrace.errors.StructureError, match='do not compute the same'):
+    with pytest.raises(StructureError, match='do not compute the same'):
         run(None, lambda seed: Following(lambda y: seed * y))
-    with pytest.raises(braintrace.errors.StructureError, match='do not compute the same'):
+    with pytest.raises(StructureError, match='do not compute the same'):
         run(None, lambda seed: Following(surrogate_of(seed)))
-    with pytest.raises(braintrace.errors.StructureError, match='writes the state norm/'):
+    with pytest.raises(StructureError, match='writes the state norm/'):
         run(None, lambda seed: Dropping('norm'), seeds=(3,))
-    with pytest.raises(braintrace.errors.StructureError, match='other parameters or states than'):
+    with pytest.raises(StructureError, match='other parameters or states than'):
         run(None, lambda seed: nn.GRUCell(2, seed))
 
 
@@ -342,13 +346,11 @@ def test_a_task_draws_what_it_says():
         (own(steps=7), r'draws xs \[6, 32, 2\], and its sizes say \[7, 32, 2\]'),
         (own(draw=lambda *args: TASK.draw(*args)[:2]), 'draws tuple'),
     ):
-        with pytest.raises(braintrace.errors.StructureError, match=message):
+        with pytest.raises(StructureError, match=message):
             tasks.run(task, lambda seed: Network(), rules.d_rtrl(), ADAM, 1)
     with pytest.raises(OptionError, match="metric is 'r2'"):
         own(metric='r2')
-    with pytest.warns(
-        braintrace.errors.BraintraceWarning, match='draws one batch, whatever the key'
-    ):
+    with pytest.warns(BraintraceWarning, match='draws one batch, whatever the key'):
         check_draw(own(draw=lambda key, *rest: TASK.draw(jax.random.key(0), *rest)), 4)
 
 
@@ -394,5 +396,5 @@ def test_what_does_not_fit_is_refused(name):
     given, message = REFUSED[name]
     start = {'task': TASK, 'model': lambda seed: Network(), 'rule': rules.d_rtrl()}
     arguments = start | {'optimizer': ADAM, 'updates': 3} | given
-    with pytest.raises(braintrace.errors.BraintraceError, match=message):
+    with pytest.raises(BraintraceError, match=message):
         tasks.run(**arguments)

@@ -13,6 +13,7 @@ import pytest
 from braintrace import tasks
 from braintrace.errors import OptionError
 from braintrace.tasks import _characters, _digits, _mackey_glass, _match
+from tests.tiers import slow
 
 KEY = jax.random.key(3)
 # the task, the sequences of a batch whose trivial score is the floor, and how near
@@ -65,8 +66,7 @@ def test_the_trivial_learner_scores_the_floor(name):
 
 @pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
-    'name',
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASKS],
+    'name', [name if name in QUICK else pytest.param(name, marks=slow) for name in TASKS]
 )
 def test_a_key_draws_one_batch_for_each_part(name):
     task = TASKS[name][0]()

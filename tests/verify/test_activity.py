@@ -10,7 +10,8 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import verify
+from braintrace import functional, nn, rules, verify
+from braintrace.errors import BraintraceWarning
 from tests.models.ops import _spike_jvp as by_jvp
 from tests.models.ops import _spike_vjp as by_vjp
 from tests.tiers import first, in_turn, nightly
@@ -138,7 +139,7 @@ def by_hand(cell, drive):
 
 def diagnosed(cell, params, carry):
     """The diagnosis of ``cell(params, carry, x)``."""
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     xs = np.ones((STEPS, LANES, 1))
     outputs = jax.eval_shape(lambda: cell(params, carry, xs[0])[0])
     return verify.diagnose(
@@ -207,7 +208,7 @@ def test_two_layers_are_judged_each_by_itself():
 
     params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.0)}
     carry = states({'low': 0.0, 'dead': 0.0}) | {'live': states({'v': 0.0, 'z': 0.0})}
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         got = shown(diagnosed(cell, params, carry))
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
     assert got['live/v'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
@@ -225,15 +226,7 @@ def test_a_spike_may_be_the_only_state():
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize(
-    'cell',
-    [
-        braintrace.nn.VanillaRNNCell,
-        braintrace.nn.GRUCell,
-        braintrace.nn.LSTMCell,
-        braintrace.nn.MinGRUCell,
-    ],
-)
+@pytest.mark.parametrize('cell', [nn.VanillaRNNCell, nn.GRUCell, nn.LSTMCell, nn.MinGRUCell])
 def test_a_cell_without_spikes_is_judged_by_its_states(cell):
     learner = braintrace.compile(cell(2, 3), 'D_RTRL', jnp.zeros((LANES, 2)), batch_size=LANES)
     got = verify.diagnose(learner, np.ones((STEPS, LANES, 2)), np.zeros((STEPS, LANES, 3)), loss)
@@ -261,10 +254,8 @@ class Spiking(brainstate.nn.Module):
 
     def __init__(self, gain):
         super().__init__()
-        self.W = braintrace.nn.Linear(
-            1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None
-        )
-        self.out = braintrace.nn.Linear(3, 3, b_init=None)
+        self.W = nn.Linear(1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None)
+        self.out = nn.Linear(3, 3, b_init=None)
 
     def init_state(self, batch_size=None, **kwargs):
         self.V = brainstate.HiddenState(jnp.zeros((batch_size, 3)) * u.mV)

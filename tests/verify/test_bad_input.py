@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import verify
+from braintrace import functional, nn, rules, verify
+from braintrace.errors import (
+    BraintraceError,
+    BraintraceWarning,
+    NotCompiledError,
+    NotSupportedError,
+    OptionError,
+    StepFunctionError,
+    StructureError,
+)
 
 
 def cell(p, h, x):
@@ -37,35 +46,31 @@ def args(**changes):
 def refused(error, message, fn, *given, **options):
     with pytest.raises(error, match=re.escape(message)) as caught:
         fn(*given, **options)
-    assert isinstance(caught.value, braintrace.errors.BraintraceError)
+    assert isinstance(caught.value, BraintraceError)
 
 
 @pytest.mark.parametrize('oracle', ORACLES)
 @pytest.mark.parametrize(
     'change, error, message',
     [
-        ({'cell': 3}, braintrace.errors.OptionError, 'cell is 3; give a function'),
-        ({'loss_fn': None}, braintrace.errors.OptionError, 'loss_fn is None; give a function'),
+        ({'cell': 3}, OptionError, 'cell is 3; give a function'),
+        ({'loss_fn': None}, OptionError, 'loss_fn is None; give a function'),
         (
             {'ys': YS[:3]},
-            braintrace.errors.StructureError,
+            StructureError,
             'stack the steps on axis 0, one at least, as many in each',
         ),
-        (
-            {'xs': XS[:0], 'ys': YS[:0]},
-            braintrace.errors.StructureError,
-            'stack the steps on axis 0',
-        ),
-        ({'xs': 1.0}, braintrace.errors.StructureError, 'stack the steps on axis 0'),
-        ({'xs': 'text'}, braintrace.errors.StructureError, 'xs is str; every leaf is an array'),
+        ({'xs': XS[:0], 'ys': YS[:0]}, StructureError, 'stack the steps on axis 0'),
+        ({'xs': 1.0}, StructureError, 'stack the steps on axis 0'),
+        ({'xs': 'text'}, StructureError, 'xs is str; every leaf is an array'),
         (
             {'params': {'W': PARAMS['W'], 'name': 'x'}},
-            braintrace.errors.StructureError,
+            StructureError,
             "params['name'] is str; every leaf is an array",
         ),
         (
             {'loss_fn': lambda output, target: output},
-            braintrace.errors.StepFunctionError,
+            StepFunctionError,
             'loss_fn returned float64[3]; return one real scalar',
         ),
     ],
@@ -77,43 +82,33 @@ def test_wrong_arguments_of_an_oracle(oracle, change, error, message):
 @pytest.mark.parametrize('oracle', [o for o in ORACLES if o is not verify.cut_bptt_gradients])
 def test_a_cell_that_breaks_its_contract(oracle):
     refused(
-        braintrace.errors.StructureError,
-        'return a pair (outputs, new_carry)',
-        oracle,
-        **args(cell=lambda p, h, x: h),
+        StructureError, 'return a pair (outputs, new_carry)', oracle, **args(cell=lambda p, h, x: h)
     )
     refused(
-        braintrace.errors.StructureError,
+        StructureError,
         "of another structure, shape or dtype: PyTreeDef(*) of ['float64[3]'] before",
         oracle,
         **args(cell=lambda p, h, x: (h, h[:2])),
     )
     refused(
-        braintrace.errors.StructureError,
-        'of another structure',
-        oracle,
-        **args(cell=lambda p, h, x: (h, {'h': h})),
+        StructureError, 'of another structure', oracle, **args(cell=lambda p, h, x: (h, {'h': h}))
     )
 
 
 def test_differences_want_float64():
     refused(
-        braintrace.errors.StructureError,
+        StructureError,
         "['carry'] is float32",
         verify.finite_difference_gradients,
         **args(carry=H.astype('float32')),
     )
     for eps in (0, -1e-3, 'small', True):
         refused(
-            braintrace.errors.OptionError,
-            f'eps is {eps!r}',
-            verify.finite_difference_gradients,
-            **args(),
-            eps=eps,
+            OptionError, f'eps is {eps!r}', verify.finite_difference_gradients, **args(), eps=eps
         )
     for entries in (0, 1.5, True):
         refused(
-            braintrace.errors.OptionError,
+            OptionError,
             f'entries is {entries!r}',
             verify.finite_difference_gradients,
             **args(),
@@ -121,7 +116,7 @@ def test_differences_want_float64():
         )
     with jax.enable_x64(False):
         refused(
-            braintrace.errors.OptionError,
+            OptionError,
             "jax.config.update('jax_enable_x64', True)",
             verify.finite_difference_gradients,
             **args(),
@@ -130,7 +125,7 @@ def test_differences_want_float64():
 
 def test_the_dense_recursion_refuses_complex_numbers():
     refused(
-        braintrace.errors.NotSupportedError,
+        NotSupportedError,
         "['carry'] is complex",
         verify.dense_recursion_gradients,
         **args(carry=H.astype(complex)),
@@ -138,9 +133,7 @@ def test_the_dense_recursion_refuses_complex_numbers():
 
 
 def test_the_cut_refuses_what_it_can_not_cut():
-    refused(
-        braintrace.errors.OptionError, 'graph is int', verify.cut_bptt_gradients, **args(), graph=3
-    )
+    refused(OptionError, 'graph is int', verify.cut_bptt_gradients, **args(), graph=3)
 
     def looped(p, h, x):
         h = jax.lax.scan(
@@ -152,7 +145,7 @@ def test_the_cut_refuses_what_it_can_not_cut():
         return h, h
 
     refused(
-        braintrace.errors.NotSupportedError,
+        NotSupportedError,
         'has a loop that is not unrolled [',
         verify.cut_bptt_gradients,
         **args(cell=looped),
@@ -162,9 +155,9 @@ def test_the_cut_refuses_what_it_can_not_cut():
         h = 0.5 * c['h'] + braintrace.matmul(x, p['W'])
         return h, {'h': h, 'g': 0.5 * c['g'] + c['h'][:2]}
 
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         refused(
-            braintrace.errors.NotSupportedError,
+            NotSupportedError,
             'g reads the old h by a plain path between different shapes',
             verify.cut_bptt_gradients,
             **args(cell=crossed, carry={'h': jnp.zeros(3), 'g': jnp.zeros(2)}),
@@ -172,11 +165,11 @@ def test_the_cut_refuses_what_it_can_not_cut():
 
 
 def test_wrong_arguments_of_the_doctor():
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     pure = dict(params=PARAMS, carry=jnp.zeros(3))
     for steps in (0, 5, 2.5, True):
         refused(
-            braintrace.errors.OptionError,
+            OptionError,
             f'steps is {steps!r}; give an int from 1 to 4',
             verify.diagnose,
             online,
@@ -186,33 +179,25 @@ def test_wrong_arguments_of_the_doctor():
             steps=steps,
             **pure,
         )
+    refused(OptionError, 'learner is function', verify.diagnose, cell, XS, YS, squared)
     refused(
-        braintrace.errors.OptionError, 'learner is function', verify.diagnose, cell, XS, YS, squared
+        OptionError, 'pass params=... and carry=... too', verify.diagnose, online, XS, YS, squared
     )
     refused(
-        braintrace.errors.OptionError,
-        'pass params=... and carry=... too',
-        verify.diagnose,
-        online,
-        XS,
-        YS,
-        squared,
-    )
-    refused(
-        braintrace.errors.OptionError,
+        OptionError,
         'made with rule=None',
         verify.diagnose,
-        braintrace.functional.online(cell, None),
+        functional.online(cell, None),
         XS,
         YS,
         squared,
         **pure,
     )
-    wrong = braintrace.errors.OptionError, 'loss_fn is None'
+    wrong = OptionError, 'loss_fn is None'
     refused(*wrong, verify.diagnose, online, XS, YS, None, **pure)
     missing = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
     refused(
-        braintrace.errors.StepFunctionError,
+        StepFunctionError,
         'not a finite number at the steps [1, 3]',
         verify.diagnose,
         online,
@@ -222,7 +207,7 @@ def test_wrong_arguments_of_the_doctor():
         **pure,
     )
     refused(
-        braintrace.errors.StepFunctionError,
+        StepFunctionError,
         'return one real scalar',
         verify.diagnose,
         online,
@@ -234,10 +219,10 @@ def test_wrong_arguments_of_the_doctor():
 
 
 def test_wrong_arguments_of_the_doctor_with_a_learner():
-    model = braintrace.nn.MinGRUCell(2, 3)
+    model = nn.MinGRUCell(2, 3)
     brainstate.nn.init_all_states(model)
     refused(
-        braintrace.errors.NotCompiledError,
+        NotCompiledError,
         'learner.compile_graph(x)',
         verify.diagnose,
         braintrace.D_RTRL(model),
@@ -247,7 +232,7 @@ def test_wrong_arguments_of_the_doctor_with_a_learner():
     )
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros(2))
     refused(
-        braintrace.errors.OptionError,
+        OptionError,
         'has those of its model',
         verify.diagnose,
         learner,
@@ -257,7 +242,7 @@ def test_wrong_arguments_of_the_doctor_with_a_learner():
         params=PARAMS,
     )
     refused(
-        braintrace.errors.StructureError,
+        StructureError,
         'inputs 0: float64[2] when compiled, float64[5] now',
         verify.diagnose,
         learner,

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import verify
+from braintrace import functional, nn, rules, verify
+from braintrace.errors import BraintraceWarning, OptionError
 from tests.models.ops import _spike_jvp as spike
+from tests.tiers import slow
 from tests.verify import by_hand
 from tests.verify.by_hand import NETWORKS, I, N, T
 
@@ -56,12 +58,12 @@ GRU_PATHS = {
 }
 CELLS = {
     'gru': (
-        braintrace.nn.GRUCell,
+        nn.GRUCell,
         {f'W{g}': (f'W{g}', f'b{g}') for g in 'zrh'},
         GRU_PATHS | {'out': 'readout'},
     ),
     'lstm': (
-        braintrace.nn.LSTMCell,
+        nn.LSTMCell,
         {'W': ('W', 'b')},
         {'W': 'cell/W/weight/weight', 'b': 'cell/W/weight/bias', 'out': 'readout'},
     ),
@@ -84,11 +86,11 @@ def diagnosis_of(name, **options) -> tuple[verify.Diagnosis, dict[str, str]]:
     """
     net, (xs, ys) = NETWORKS[name], by_hand.data()
     if name in CELLS:
-        return verify.diagnose(
-            learner_of(name, braintrace.rules.d_rtrl(**options)), xs, ys, squared
-        ), CELLS[name][2]
+        return verify.diagnose(learner_of(name, rules.d_rtrl(**options)), xs, ys, squared), CELLS[
+            name
+        ][2]
     cell, carry = FIRST[name]
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl(**options))
+    online = functional.online(cell, rules.d_rtrl(**options))
     return verify.diagnose(online, xs, ys, squared, params=net.params, carry=carry), {
         k: k for k in net.params
     }
@@ -129,7 +131,7 @@ def test_the_numbers_are_those_computed_by_hand(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['stack', pytest.param('lstm', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['stack', pytest.param('lstm', marks=slow)])
 def test_steps_that_are_not_yet_written_into_the_trace_count(name):
     got, (want, _) = diagnosis_of(name, write_every=5)[0], diagnosis_of(name)
     for a, b in zip(got.trace_growth, want.trace_growth, strict=True):
@@ -165,7 +167,7 @@ def test_states_in_one_array_are_diagnosed_one_by_one():
         return output, {'h': jnp.stack([new['h1'], new['h2']])}
 
     net, want = NETWORKS['stack'], by_hand.expected(NETWORKS['stack'])
-    online = braintrace.functional.online(stacked, braintrace.rules.d_rtrl())
+    online = functional.online(stacked, rules.d_rtrl())
     got = verify.diagnose(
         online, *by_hand.data(), squared, params=net.params, carry={'h': np.zeros((2, N))}
     )
@@ -208,7 +210,7 @@ def test_what_a_gru_loses_is_named_with_its_places():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('scale', [1e-3, pytest.param(1e3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('scale', [1e-3, pytest.param(1e3, marks=slow)])
 def test_the_unit_of_a_state_has_no_say(scale):
     def cell_in(unit):
         def cell(p, c, x):
@@ -227,10 +229,7 @@ def test_the_unit_of_a_state_has_no_say(scale):
     data = rng.standard_normal((8, 2, I)), rng.standard_normal((8, 2, 2)), squared
     want, got = (
         verify.diagnose(
-            braintrace.functional.online(cell_in(unit), braintrace.rules.d_rtrl()),
-            *data,
-            params=params,
-            carry=first,
+            functional.online(cell_in(unit), rules.d_rtrl()), *data, params=params, carry=first
         )
         for unit in (1.0, scale)
     )
@@ -258,7 +257,7 @@ def test_a_traced_parameter_whose_gradient_is_far_off_is_told_with_where_it_lose
     params = {'W': jnp.ones((1, 1)), 'U': jnp.ones((1, 1))}
     carry = {'v': jnp.zeros(1), 'r': jnp.zeros(1)}
     got = verify.diagnose(
-        braintrace.functional.online(cell, braintrace.rules.d_rtrl()),
+        functional.online(cell, rules.d_rtrl()),
         jnp.ones((40, 1)),
         jnp.zeros((40, 1)),
         squared,
@@ -289,7 +288,7 @@ class Filtered(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.cell, self.out = braintrace.nn.MinGRUCell(I, 16), braintrace.nn.Linear(16, 2)
+        self.cell, self.out = nn.MinGRUCell(I, 16), nn.Linear(16, 2)
 
     def init_state(self, batch_size=None, **kwargs):
         self.r = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
@@ -318,7 +317,7 @@ class Deep(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
         self.table = brainstate.ParamState(jnp.ones((5, 4)))
-        self.lower, self.upper = braintrace.nn.GRUCell(4, 8), braintrace.nn.GRUCell(8, 8)
+        self.lower, self.upper = nn.GRUCell(4, 8), nn.GRUCell(8, 8)
 
     def update(self, x):
         return self.upper(self.lower(braintrace.embedding(x, self.table.value)))
@@ -372,7 +371,7 @@ def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_withou
         'u': jnp.zeros((1, 1)),
     }
     found = verify.diagnose(
-        braintrace.functional.online(cell, braintrace.rules.d_rtrl()),
+        functional.online(cell, rules.d_rtrl()),
         jnp.ones((6, 1, I)),
         jnp.zeros((6, 1, 2)),
         squared,
@@ -416,9 +415,9 @@ def test_silent_and_saturated_units_are_counted_by_their_states():
         h = jnp.tanh(braintrace.matmul(x, p['W']) + p['a'] * c['h'])
         return h, {'h': h, 'sum': c['sum'] + h[:, :2]}
 
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     carry = {'h': jnp.zeros((2, 3)), 'sum': jnp.ones((2, 2))}
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         got = verify.diagnose(
             online, jnp.ones((6, 2, 3)), jnp.ones((6, 2, 3)), squared, params=params, carry=carry
         )
@@ -433,7 +432,7 @@ def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
         h = 2.0 * h + braintrace.matmul(x, p['W'])
         return h, h
 
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     params = {'W': jnp.ones((1, 1))}
     args = jnp.ones((24, 1)), jnp.zeros((24, 1)), lambda h, y: h.sum()
     got = verify.diagnose(online, *args, params=params, carry=jnp.zeros(1))
@@ -442,8 +441,8 @@ def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
     assert growth.steps_left == pytest.approx(1024 - 24, abs=0.1)
     assert any('overflows in about 1000 steps' in text for text in got.findings)
     leaky = verify.diagnose(
-        braintrace.functional.online(
-            lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W'])), braintrace.rules.d_rtrl()
+        functional.online(
+            lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W'])), rules.d_rtrl()
         ),
         *args,
         params=params,
@@ -457,7 +456,7 @@ def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
 @pytest.mark.slow
 def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
     xs, ys = by_hand.data()
-    got = verify.diagnose(learner_of('gru', braintrace.rules.es_d_rtrl(0.9)), xs, ys, squared)
+    got = verify.diagnose(learner_of('gru', rules.es_d_rtrl(0.9)), xs, ys, squared)
     assert any(
         text.startswith('ES_D_RTRL: an input factor and an output factor') for text in got.findings
     )
@@ -467,7 +466,7 @@ def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
     ].cosine == pytest.approx(1)
 
 
-class Forgets(type(braintrace.rules.d_rtrl())):
+class Forgets(type(rules.d_rtrl())):
     """D_RTRL whose trace does not last."""
 
     def window(self, network, trace, pending, window, keep):
@@ -484,7 +483,7 @@ def test_a_wrong_rule_is_noticed():
         h = 0.9 * h + braintrace.matmul(x, p['W'])
         return h, h
 
-    online, xs = braintrace.functional.online(cell, Forgets()), by_hand.data()[0]
+    online, xs = functional.online(cell, Forgets()), by_hand.data()[0]
     got = verify.diagnose(
         online, xs, jnp.zeros((T, N)), squared, params={'W': jnp.ones((I, N))}, carry=jnp.zeros(N)
     )
@@ -505,10 +504,8 @@ def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
         h = p['a'] * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h]), p['W']))
         return h, h
 
-    online = braintrace.functional.online(
-        cell,
-        braintrace.rules.d_rtrl(trace_dtype=dtype),
-        trainable=lambda path, leaf: path[0] == 'W',
+    online = functional.online(
+        cell, rules.d_rtrl(trace_dtype=dtype), trainable=lambda path, leaf: path[0] == 'W'
     )
     xs = rng.standard_normal((4, I))
     got = verify.diagnose(
@@ -544,9 +541,9 @@ def test_a_use_without_a_trace_and_a_plain_weight_are_told():
         h = jax.nn.sigmoid(p['leak']) * h + jnp.tanh(braintrace.matmul(x, p['W'])) + 0.1 * p['W'][0]
         return h, h
 
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     params = {'W': jnp.ones((2, 3)) / 3, 'leak': jnp.ones(3)}
-    with pytest.warns(braintrace.errors.BraintraceWarning):
+    with pytest.warns(BraintraceWarning):
         got = verify.diagnose(
             online,
             *(jnp.ones((5, 1, n)) for n in (2, 3)),
@@ -570,7 +567,7 @@ def test_complex_states_are_diagnosed_without_the_dropped_share():
         z = (0.5 + 0.6j) * c + braintrace.matmul(x, p['W'])
         return z.real, z
 
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = functional.online(cell, rules.d_rtrl())
     params, carry = {'W': jnp.full((2, 3), 1 + 2j)}, jnp.zeros((1, 3), complex)
     got = verify.diagnose(
         online,
@@ -595,9 +592,7 @@ def test_where_a_loop_hides_the_equations_the_share_is_unknown_and_the_rest_is_t
         h = jax.lax.scan(turn, h, None, length=4)[0]
         return h, h
 
-    online = braintrace.functional.online(
-        cell, braintrace.rules.d_rtrl(), policy=braintrace.Policy(unroll=0)
-    )
+    online = functional.online(cell, rules.d_rtrl(), policy=braintrace.Policy(unroll=0))
     params, carry = {'W': jnp.ones((2, 3))}, jnp.zeros((1, 3))
     got = verify.diagnose(
         online, jnp.ones((5, 1, 2)), jnp.ones((5, 1, 3)), squared, params=params, carry=carry
@@ -674,5 +669,5 @@ def test_the_figure_has_a_panel_for_each_number(monkeypatch):
         row.cosine for row in got.rows
     )
     monkeypatch.setitem(__import__('sys').modules, 'matplotlib.figure', None)
-    with pytest.raises(braintrace.errors.OptionError, match='pip install matplotlib'):
+    with pytest.raises(OptionError, match='pip install matplotlib'):
         got.figure()

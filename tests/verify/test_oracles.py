@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import verify
+from braintrace import functional, rules, verify
+from braintrace.errors import NotSupportedError
 from tests import models, oracles
 from tests.compare import assert_close
 from tests.gradients.harness import over_sequence
@@ -75,10 +76,7 @@ def test_some_entries_are_measured_and_the_others_are_nan():
 
 
 QUICK = ['broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']
-REFUSED = [
-    'while_mixing',
-    'while_mixing_tail',
-]
+REFUSED = ['while_mixing', 'while_mixing_tail']
 DEGRADED = ['vmap_cond']  # without a trace, see tests/gradients/test_control_flow.py
 OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
 
@@ -95,7 +93,7 @@ def test_cut_bptt_is_what_d_rtrl_computes(name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_not_cut_at_an_equation_is_refused(name):
-    with pytest.raises(braintrace.errors.NotSupportedError):
+    with pytest.raises(NotSupportedError):
         verify.cut_bptt_gradients(*arguments(models.case(name)))
 
 
@@ -104,17 +102,14 @@ def test_what_is_not_cut_at_an_equation_is_refused(name):
 def test_cut_bptt_is_what_d_rtrl_computes_where_weights_have_no_trace(name):
     case = models.case(name)
     assert_close(
-        verify.cut_bptt_gradients(*arguments(case)),
-        over_sequence(case, braintrace.rules.d_rtrl())[0],
+        verify.cut_bptt_gradients(*arguments(case)), over_sequence(case, rules.d_rtrl())[0]
     )
 
 
 def test_the_cut_takes_its_places_from_a_compiled_learner():
     case = models.case('gru')
     cell, params, carry, xs, ys, loss = arguments(case)
-    online = braintrace.functional.online(
-        cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path[0] != 'out'
-    )
+    online = functional.online(cell, rules.d_rtrl(), trainable=lambda path, leaf: path[0] != 'out')
     online.init(params, carry, xs[0])
     got = verify.cut_bptt_gradients(cell, params, carry, xs, ys, loss, graph=online.graph)
     want = oracles.total(oracles.dense_recursion(case))
@@ -151,7 +146,7 @@ def test_integers_keys_and_several_inputs():
         got = oracle(*args)
         assert got['shift'].dtype == jax.dtypes.float0
         np.testing.assert_allclose(got['w'], want['w'], rtol=1e-6)
-    online = braintrace.functional.online(counting, braintrace.rules.d_rtrl())
+    online = functional.online(counting, rules.d_rtrl())
     state = online.init(params, carry, *jax.tree.map(lambda a: a[0], args[3]))
     grads, *_ = online.sequence_grad(args[5], reduction='sum')(params, state, args[3], args[4])
     np.testing.assert_allclose(verify.cut_bptt_gradients(*args)['w'], grads['w'], rtol=1e-10)

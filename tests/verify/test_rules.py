@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import rules, verify
+from braintrace import functional, nn, rules, verify
 
 
 def cell(params, h, x):
@@ -23,7 +23,7 @@ def diagnosis_of(rule):
     rng = np.random.default_rng(0)
     params = {'w': rng.standard_normal((5, 3)), 'out': rng.standard_normal((3, 2))}
     xs, ys = rng.standard_normal((4, 2, 2)), rng.standard_normal((4, 2, 2))
-    learner = braintrace.functional.online(cell, rule)
+    learner = functional.online(cell, rule)
     found = verify.diagnose(learner, xs, ys, squared, params=params, carry=np.zeros((2, 3)))
     return found, {row.path: row for row in found.rows}['w']
 
@@ -66,10 +66,7 @@ def test_what_a_rule_drops_is_its_own():
 class Model(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        self.cell, self.out = (
-            braintrace.nn.GRUCell(2, 4),
-            braintrace.nn.LeakyRateReadout(4, 3, tau=5.0),
-        )
+        self.cell, self.out = (nn.GRUCell(2, 4), nn.LeakyRateReadout(4, 3, tau=5.0))
 
     def update(self, x):
         return self.out(self.cell(x))
