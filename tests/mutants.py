@@ -125,7 +125,7 @@ MUTANTS = [
         'extra/_wide/uoro.py',
         'only = [where_lanes(flags, True, v) for v in signs]',
         'only = signs',
-        'tests/gradients/test_random_rules.py -k learned_decay-uoro',
+        'tests/gradients/test_rules.py -k learned_decay-uoro',
     ),
     Mutant(
         'adaptive feedback fades twice as fast',
@@ -162,14 +162,14 @@ MUTANTS = [
         '            if window.resets is not None:',
         '            row, x, t = at\n            d, df, signals = window.steps.open(row)\n'
         '            if window.resets is None:',
-        'tests/gradients/test_es_d_rtrl.py -k reset',
+        'tests/gradients/test_rules.py -k reset_of_lanes',
     ),
     Mutant(
         'a lane that is reset in a window of snap keeps its signal',
         'extra/_wide/influence.py',
         'lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}',
         'lam = dict(lam)',
-        'tests/gradients/test_wide_scopes.py -k resets',
+        'tests/gradients/test_rules.py -k reset_of_lanes',
     ),
     Mutant(
         'a gate of a branch lets every cotangent back',
@@ -232,14 +232,14 @@ MUTANTS = [
         'extra/_wide/uoro.py',
         '_beside(pair, c, e) for c in (a, b))\n',
         '_beside(pair, abs(c), e) for c in (a, b))\n',
-        'tests/gradients/test_random_rules.py',
+        'tests/gradients/test_rules.py -k signs',
     ),
     Mutant(
         'the first slot of a wide trace is lost',
         'extra/_wide/scopes.py',
         'there = (slots >= 0) &',
         'there = (slots > 0) &',
-        'tests/gradients/test_wide_scopes.py',
+        'tests/gradients/test_rules.py -k snap',
     ),
     Mutant(
         'a score starts from the states that were left',

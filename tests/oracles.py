@@ -3,6 +3,7 @@
 Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is a
 ``tests.models.Case``):
 
+* ``by_time(cell, ...)`` of a plain cell, with weights of the losses and resets;
 * ``bptt(case)``       plain BPTT;
 * ``same_step(case)``  every step with its old states held constant: no history at all;
 * ``cut_bptt(case)``   BPTT with ``cut`` as ``stop_gradient``, once for each group with the other
@@ -23,6 +24,7 @@ and ``finite_differences(case)``. ``total(steps, weights)`` sums a per-step grad
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tests.models.ops import JaxOps, NumpyOps
@@ -56,6 +58,32 @@ def _reverse(case, weights, *readings):
         return [jax.grad(loss)(params, *reading) for reading in readings]
 
     return jax.tree.map(np.asarray, jax.jit(gradients, compiler_options=QUICK)(case.params))
+
+
+def by_time(cell, params, carry, xs, ys, loss, weights=None, reset=None):
+    """The gradient of the weighted losses of a plain cell by reverse mode through all steps; with
+    ``reset``, flags of lanes or of all and a carry, some start anew there.
+    """
+    steps = len(jax.tree.leaves(xs)[0])
+    weights = np.ones(steps) if weights is None else weights
+    flags, fresh = (None, None) if reset is None else reset
+
+    def total(params):
+        def step(h, at):
+            x, y, weight, flag = at
+            if reset is not None:
+                h = jax.tree.map(lambda a, b: jnp.where(_along(flag, a), b, a), h, fresh)
+            output, h = cell(params, h, x)
+            return h, weight * loss(output, y)
+
+        first = jax.tree.map(jnp.asarray, carry)
+        return jax.lax.scan(step, first, (xs, ys, weights, flags))[1].sum()
+
+    return jax.jit(jax.grad(total, allow_int=True), compiler_options=QUICK)(params)
+
+
+def _along(flag, a):
+    return flag.reshape(flag.shape + (1,) * (a.ndim - flag.ndim))
 
 
 def bptt(case):

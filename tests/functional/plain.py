@@ -1,5 +1,11 @@
 """A small cell written in plain JAX, and its data."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +15,7 @@ import braintrace
 from braintrace import functional, rules
 from tests.tiers import slow
 
+ROOT = Path(__file__).resolve().parents[2]
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 D_RTRL, ES = rules.d_rtrl(), rules.es_d_rtrl(0.7)
 both_rules = pytest.mark.parametrize(
@@ -52,3 +59,18 @@ def started(of=cell, rule=D_RTRL, **options):
 
 def shapes_of(tree):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
+
+
+def on_devices(file, number: int, **more):
+    """What a file of tests prints where it is run on so many devices."""
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={number}'
+    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT), **more)
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', file],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])

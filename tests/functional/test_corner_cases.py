@@ -2,8 +2,6 @@
 backpropagation, exact for these models.
 """
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +10,11 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, NotSupportedError
-from tests.compare import assert_close
-from tests.tiers import first, in_turn, slow
+from tests import oracles
+from tests.compare import added, assert_close
+from tests.gradients.harness import learn
+from tests.precision import float64 as float64
+from tests.tiers import first, in_turn
 
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 RNG = np.random.default_rng(1)
@@ -23,11 +24,9 @@ H, G = RNG.normal(size=(B, N)), RNG.normal(size=(B, 2))
 mm = braintrace.matmul
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        yield
+both_rules = pytest.mark.parametrize(
+    'rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda rule: rule.name
+)
 
 
 def loss(out, _):
@@ -35,20 +34,24 @@ def loss(out, _):
 
 
 def bptt(cell, params, carry, steps=T):
-    def total(params):
-        return jax.lax.scan(
-            lambda c, x: cell(params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), X[:steps]
-        )
-
-    return jax.jit(jax.grad(lambda p: jnp.sin(total(p)[1]).sum()))(params)
+    return oracles.by_time(cell, params, carry, X[:steps], X[:steps], loss)
 
 
-def online(cell, params, carry, rule, window=None, steps=T, **options):
-    learner = functional.online(cell, rule)
-    state = learner.init(params, carry, X[0])
-    run = jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))
-    grads, *_ = run(params, state, X[:steps], X[:steps], **options)
+def online(cell, params, carry, rule, window=None, steps=T, **given):
+    grads, learner = learn(cell, rule, params, carry, X[:steps], X[:steps], loss, window, given)
     return learner, grads
+
+
+def check(cell, params, carry, window=2):
+    """The learner of D_RTRL, whose gradient is that of backpropagation."""
+    learner, got = online(cell, params, carry, rules.d_rtrl(), window)
+    assert_close(got, bptt(cell, params, carry))
+    return learner
+
+
+def leaky(p, h, x):
+    h = 0.8 * h + jnp.tanh(mm(x, p['w']))
+    return h, h
 
 
 def filtered(p, c, x):
@@ -104,9 +107,7 @@ def test_names_that_look_like_keys_of_other_relations_do_not_collide():
         return h, h
 
     params = {'w': W, 'w#1': W2}
-    learner, grads = online(cell, params, H, rules.d_rtrl(), window=2)
-    assert_close(grads, bptt(cell, params, H))
-    assert len({op.key for op in learner.graph.ops}) == 3
+    assert len({op.key for op in check(cell, params, H).graph.ops}) == 3
 
 
 def test_group_names_stay_apart_when_paths_hold_commas():
@@ -116,14 +117,11 @@ def test_group_names_stay_apart_when_paths_hold_commas():
         z = 0.6 * c['a,b'] + mm(x, p['v'])
         return b + z, {'a': a, 'b': b, 'a,b': z}
 
-    params, carry = {'w': W, 'v': W2}, {'a': H, 'b': H, 'a,b': H}
-    assert_close(
-        online(cell, params, carry, rules.d_rtrl(), window=2)[1], bptt(cell, params, carry)
-    )
+    check(cell, {'w': W, 'v': W2}, {'a': H, 'b': H, 'a,b': H})
 
 
 @pytest.mark.tier(quick=0, one_in=2)
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
+@both_rules
 def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     def cell(p, h, x):
         h = jax.nn.sigmoid(braintrace.element_wise(p['a'])) * h + jnp.tanh(mm(x, p['w']))
@@ -132,22 +130,19 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     params, flags = {'a': LANES, 'w': W}, jnp.zeros((T, B), bool).at[2, 0].set(True)
     _, whole = online(cell, params, H, rule, window=3, reset=(flags, H))
     learner = functional.online(cell, rule)
-    state, total, grad = learner.init(params, H, X[0]), None, jax.jit(learner.grad(loss))
+    state, found, grad = learner.init(params, H, X[0]), [], jax.jit(learner.grad(loss))
     for t in range(T):
         # not `functional.reset`, which also clears the array: only t says here that the lane is new
         fresh = functional.reset(state, flags[t], H)
         got, _, _, state = grad(params, fresh.replace(trace=state.trace), X[t], X[t])
-        total = got if total is None else jax.tree.map(jnp.add, total, got)
-    assert_close(whole, total)
+        found.append(got)
+    assert_close(whole, added(found))
 
 
 @pytest.mark.parametrize(
     'wrap, option',
     [
-        (
-            lambda f: lambda x: jax.lax.scan(lambda c, _: (c, f(x)), 0.0, None, length=1)[1][0],
-            'scan',
-        ),
+        (lambda f: lambda x: jax.lax.map(f, x[None])[0], 'scan'),
         (lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, f, x), 'cond'),
     ],
 )
@@ -167,43 +162,11 @@ def test_an_op_inside_control_flow_behind_the_state_stays_exact():
         h = 0.8 * h + mm(x, p['w'])
         return jax.lax.scan(lambda c, _: (jnp.tanh(mm(c, p['o'])), None), h, None, length=2)[0], h
 
-    params = {'w': W, 'o': 0.3 * np.eye(N)}
-    assert_close(online(cell, params, H, rules.d_rtrl(), window=2)[1], bptt(cell, params, H))
-
-
-@pytest.mark.tier(quick=0, one_in=2)
-@pytest.mark.parametrize(
-    'dtype', [jnp.bfloat16, *(pytest.param(d, marks=slow) for d in (jnp.float16, jnp.float32))]
-)
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
-def test_low_precision_models_run_and_stay_close(dtype, rule):
-    def cell(p, h, x):
-        h = 0.8 * h + jnp.tanh(mm(x, p['w']))
-        return h, h
-
-    def run(dtype, window):
-        params, carry, xs = jax.tree.map(lambda a: jnp.asarray(a, dtype), ({'w': W}, H, X))
-        learner = functional.online(cell, rule)
-
-        @jax.jit
-        def whole(params, carry, xs):
-            state = learner.init(params, carry, xs[0])
-            grads, _, _, state = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
-            return learner.step(params, state, xs[0])[1].trace, grads
-
-        return whole(params, carry, xs)
-
-    exact = run(jnp.float64, 2)[1]
-    for window in (1, 2, None):
-        trace, grads = run(dtype, window)
-        assert grads['w'].dtype == dtype and all(e.dtype == dtype for e in jax.tree.leaves(trace))
-        np.testing.assert_allclose(
-            grads['w'].astype(float), exact['w'], atol=0.1 if dtype != jnp.float32 else 1e-5
-        )
+    check(cell, {'w': W, 'o': 0.3 * np.eye(N)}, H)
 
 
 @pytest.mark.tier(quick=1)
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
+@both_rules
 def test_weights_of_lower_precision_than_the_state_work(rule):
     def cell(p, h, x):
         h = 0.8 * h + jnp.tanh(mm(x.astype(jnp.float32), p['w']))
@@ -220,8 +183,9 @@ def test_a_plain_path_between_states_of_different_shapes_is_named():
         g = 0.7 * c['g'] + 1.5 * h[:, :2]
         return g, {'h': h, 'g': g}
 
+    learner = functional.online(cell, rules.d_rtrl())
     with pytest.warns(BraintraceWarning, match='g reads the old h'):
-        learner, _ = online(cell, {'w': W}, {'h': H, 'g': G}, rules.d_rtrl())
+        learner.init({'w': W}, {'h': H, 'g': G}, X[0])
     assert learner.graph.found('cut')
 
 
@@ -230,7 +194,7 @@ def test_a_constant_random_key_in_the_step_is_no_obstacle():
         h = 0.8 * h + jnp.tanh(mm(x, p['w'])) + jax.random.normal(jax.random.key(0), h.shape)
         return h + jax.random.permutation(jax.random.PRNGKey(0), N), h
 
-    assert_close(online(cell, {'w': W}, H, rules.d_rtrl(), window=2)[1], bptt(cell, {'w': W}, H))
+    check(cell, {'w': W}, H)
 
 
 def test_a_tail_that_mixes_is_a_reason_of_its_own():
@@ -239,9 +203,9 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
         h = jnp.concatenate([a, b]) * h + jnp.cumsum(mm(x, p['w']), -1) + mm(x, p['v'])
         return h, h
 
-    params = {'a': A, 'w': W, 'v': W2}
+    learner = functional.online(cell, rules.d_rtrl())
     with pytest.warns(BraintraceWarning, match='w belongs to an op.*mix'):
-        learner, _ = online(cell, params, H, rules.d_rtrl())
+        learner.init({'a': A, 'w': W, 'v': W2}, H, X[0])
     assert learner.routes['w'].reason == 'mixing_tail'
 
 
@@ -261,12 +225,12 @@ def test_element_wise_weights_of_every_shape_learn(rule, shape):
         return h, h
 
     params = {'a': RNG.normal(size=shape), 'w': W}
-    grads = [online(cell, params, H, rule, window=w)[1] for w in (1, 2, None)]
-    assert_close(grads[0], grads[1])
-    assert_close(grads[0], grads[2])
+    one, *others = (online(cell, params, H, rule, window=w)[1] for w in (1, 2, None))
+    for other in others:
+        assert_close(one, other)
     assert_close(online(cell, params, H, rule, steps=1)[1], bptt(cell, params, H, steps=1))
     if rule.name == 'D_RTRL':
-        assert_close(grads[0], bptt(cell, params, H))
+        assert_close(one, bptt(cell, params, H))
 
 
 def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
@@ -284,15 +248,8 @@ def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
 
 @pytest.mark.slow
 def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
-    def cell(p, h, x):
-        h = jnp.tanh(0.9 * h + mm(x, p['w']))
-        return h, h
-
-    learner, xs = functional.online(cell, rules.d_rtrl()), jnp.zeros((11, 0, I))
-    state = learner.init({'w': jnp.asarray(W)}, jnp.zeros((0, N)), xs[0])
-    grads, _, _, state = learner.sequence_grad(loss, window=None)(
-        {'w': jnp.asarray(W)}, state, xs, xs
-    )
+    xs = np.zeros((11, 0, I))
+    grads, _ = learn(leaky, rules.d_rtrl(), {'w': W}, np.zeros((0, N)), xs, xs, loss)
     np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
 
 
@@ -303,15 +260,9 @@ def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
         return h, {'h': h, 'key': key}
 
     learner, carry = functional.online(noisy, rules.d_rtrl()), {'h': H, 'key': jax.random.key(3)}
-    states = [
-        f()
-        for f in (
-            lambda: learner.init({'w': W}, carry, X[0]),
-            jax.jit(lambda: learner.init({'w': W}, carry, X[0])),
-            lambda: jax.eval_shape(lambda: learner.init({'w': W}, carry, X[0])),
-            lambda: jax.eval_shape(learner.init, {'w': W}, carry, X[0]),
-        )
-    ]
+    init = lambda: learner.init({'w': W}, carry, X[0])
+    states = [init(), jax.jit(init)(), jax.eval_shape(init)]
+    states.append(jax.eval_shape(learner.init, {'w': W}, carry, X[0]))
     shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in states]
     assert all(s == shapes[0] for s in shapes)
     assert_close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
@@ -368,13 +319,9 @@ CLOCKS = {
 @pytest.mark.parametrize('name', CLOCKS)
 def test_a_state_that_nothing_teaches_takes_no_trace(name):
     cell, states = CLOCKS[name]
-    carry = {'h': H, **states}
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        learner, got = online(cell, PHASES, carry, rules.d_rtrl(), window=2)
+    learner = check(cell, PHASES, {'h': H, **states})
     assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.graph.diagnostics
     assert learner.report.exact
-    assert_close(got, bptt(cell, PHASES, carry))
 
 
 @pytest.mark.slow
@@ -402,7 +349,4 @@ def test_a_weight_put_beside_others_that_lacks_an_inner_axis_has_a_trace():
         h = 0.5 * h + jnp.concatenate([x[..., None], wide], -1)
         return h, h
 
-    params, carry = {'gain': RNG.normal(size=I)}, np.zeros((B, I, N))
-    learner, got = online(cell, params, carry, rules.d_rtrl())
-    assert learner.report.exact
-    assert_close(got, bptt(cell, params, carry))
+    assert check(cell, {'gain': RNG.normal(size=I)}, np.zeros((B, I, N)), None).report.exact

@@ -1,7 +1,6 @@
 """Carries of every dtype and shape: trees, units, complex, low precision, axes of size 1 and 0.
 
-A cell is written over ``mm`` and ``ew``: braintrace's ops for the library, plain JAX for
-backpropagation, which is exact for all of these.
+Backpropagation is exact for all of these cells.
 """
 
 import functools
@@ -13,9 +12,11 @@ import numpy as np
 import pytest
 import saiunit as u
 
-import braintrace
 from braintrace import functional, rules
+from tests import oracles
 from tests.compare import RELATIVE, assert_close, assert_same_kinds
+from tests.models.library import LibraryOps
+from tests.models.ops import JaxOps
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn, pairwise
 
@@ -24,20 +25,7 @@ RNG = np.random.default_rng(3)
 D, ES = rules.d_rtrl(), rules.es_d_rtrl(0.8)
 slow = pytest.mark.slow
 both = pytest.mark.parametrize('rule', [D, pytest.param(ES, marks=slow)], ids=lambda r: r.name)
-
-
-class Library:
-    mm, ew = staticmethod(braintrace.matmul), staticmethod(braintrace.element_wise)
-
-
-class Plain:
-    @staticmethod
-    def mm(x, w):
-        return x @ w
-
-    @staticmethod
-    def ew(w, fn=lambda w: w):
-        return fn(w)
+Library, Plain = LibraryOps(), JaxOps()
 
 
 def draw(*shape, scale=0.6):
@@ -49,15 +37,7 @@ def loss(out, _=None):
 
 
 def bptt(cell, params, carry, xs, steps=T):
-    def total(params):
-        outputs = jax.lax.scan(
-            lambda c, x: cell(Plain, params, c, x)[::-1],
-            jax.tree.map(jnp.asarray, carry),
-            xs[:steps],
-        )[1]
-        return loss(outputs)
-
-    return jax.grad(total)(params)
+    return oracles.by_time(partial(cell, Plain), params, carry, xs[:steps], xs[:steps], loss)
 
 
 def online(cell, params, carry, xs, rule=D, window=3, **options):
@@ -79,7 +59,7 @@ W, V = draw(I, N), draw(B, N)
 
 
 def integrator(ops, p, h, x):
-    h = 0.8 * h + jnp.tanh(ops.mm(x, p['w']))
+    h = 0.8 * h + jnp.tanh(ops.matmul(x, p['w']))
     return h, h
 
 
@@ -89,9 +69,9 @@ def integrator(ops, p, h, x):
 def tree(ops, p, c, x):
     """Two coupled states in a tuple in a dict, one of another shape with a unit, a step count."""
     (a, b), q = c['pair'], c['charge']
-    a = 0.8 * a + jnp.tanh(ops.mm(x, p['w'])) - 0.3 * b
+    a = 0.8 * a + jnp.tanh(ops.matmul(x, p['w'])) - 0.3 * b
     b = 0.9 * b + 0.2 * jnp.sin(a)
-    q = 0.7 * q + ops.mm(x, p['v'])
+    q = 0.7 * q + ops.matmul(x, p['v'])
     out = jnp.concatenate([a * b, q / u.mV], -1)
     return out, {'pair': (a, b), 'charge': q, 'count': c['count'] + 1}
 
@@ -108,85 +88,27 @@ def test_a_carry_may_be_any_tree_with_units():
     assert int(state.carry['count']) == T and u.get_unit(state.carry['charge']) == u.mV
 
 
-def selective(ops, p, c, x):
-    """Only ``h`` is hidden: ``mean`` is a float, moves on, and is read as a constant."""
+def beside(constant, ops, p, c, x):
+    """``h`` and a mean that moves on, which is read through ``constant``."""
     mean = 0.9 * c['mean'] + 0.1 * c['h']
-    h = 0.8 * c['h'] + jnp.tanh(ops.mm(x, p['w'])) - 0.5 * jax.lax.stop_gradient(c['mean'])
-    return h + jax.lax.stop_gradient(c['mean']) ** 2, {'h': h, 'mean': mean}
+    h = 0.8 * c['h'] + jnp.tanh(ops.matmul(x, p['w'])) - 0.5 * constant(c['mean'])
+    return h + constant(c['mean']) ** 2, {'h': h, 'mean': mean}
 
 
 @both
 def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
-    carry = {'h': V, 'mean': draw(B, N)}
-
-    def unmarked(ops, p, c, x):
-        mean = 0.9 * c['mean'] + 0.1 * c['h']
-        h = 0.8 * c['h'] + jnp.tanh(ops.mm(x, p['w'])) - 0.5 * c['mean']
-        return h + c['mean'] ** 2, {'h': h, 'mean': mean}
-
-    learner = functional.online(
-        partial(unmarked, Library), rule, hidden=lambda path, leaf: path[0] == 'h'
-    )
-    state = learner.init({'w': W}, carry, X[0])
-    grads, _, _, state = learner.sequence_grad(loss, window=3, reduction='sum')(
-        {'w': W}, state, X, X
-    )
+    params, want = {'w': W}, {'h': V, 'mean': draw(B, N)}
+    cell = partial(beside, lambda h: h, Library)
+    learner = functional.online(cell, rule, hidden=lambda path, leaf: path[0] == 'h')
+    run = learner.sequence_grad(loss, window=3, reduction='sum')
+    grads, _, _, state = run(params, learner.init(params, want, X[0]), X, X)
+    selective = partial(beside, jax.lax.stop_gradient)
     if rule is D:
-        assert_same(grads, bptt(selective, {'w': W}, carry, X))
-    want = carry
+        assert_same(grads, bptt(selective, params, want, X))
     for x in X:
-        _, want = selective(Plain, {'w': W}, want, x)
+        _, want = selective(Plain, params, want, x)
     assert_same(state.carry, want, 1e-12)
     assert len(learner.graph.hidden_groups) == 1
-
-
-# -- complex states --------------------------------------------------------------------------------
-
-
-def lru(ops, p, h, x):
-    """A linear recurrent unit: complex diagonal of two real parameters, complex input weight."""
-    decay = ops.ew(jnp.exp(-jnp.exp(p['nu']) + 1j * p['theta']))
-    h = decay * h + ops.mm(x + 0j, p['b_re'] + 1j * p['b_im'])
-    return jnp.real(h @ (p['c_re'] + 1j * p['c_im'])) + x @ p['d'], h
-
-
-LRU = {
-    'nu': draw(N),
-    'theta': draw(N),
-    'b_re': W,
-    'b_im': draw(I, N),
-    'c_re': draw(N, 2),
-    'c_im': draw(N, 2),
-    'd': draw(I, 2),
-}
-
-
-@pytest.mark.tier(quick=0, one_in=2)
-@pytest.mark.parametrize('window', [3, *(pytest.param(w, marks=slow) for w in (1, 4))])
-def test_a_complex_diagonal_recurrence_is_backpropagation(window):
-    carry = V + 1j * draw(B, N)
-    learner, grads, state = online(lru, LRU, carry, X, window=window)
-    assert_same(grads, bptt(lru, LRU, carry, X))
-    assert {k for k, r in learner.routes.items() if r.kind == 'trace'} == {
-        'nu',
-        'theta',
-        'b_re',
-        'b_im',
-    }
-    assert all(e.dtype == complex for e in jax.tree.leaves(state.trace))
-
-
-@slow
-def test_a_complex_diagonal_recurrence_equals_two_real_states():
-    def real(ops, p, c, x):
-        decay = ops.ew(p['nu'], lambda v: jnp.exp(-jnp.exp(v)))
-        a, b = decay * ops.ew(p['theta'], jnp.cos), decay * ops.ew(p['theta'], jnp.sin)
-        re = a * c['re'] - b * c['im'] + ops.mm(x, p['b_re'])
-        im = b * c['re'] + a * c['im'] + ops.mm(x, p['b_im'])
-        return re @ p['c_re'] - im @ p['c_im'] + x @ p['d'], {'re': re, 'im': im}
-
-    im = draw(B, N)
-    assert_same(online(lru, LRU, V + 1j * im, X)[1], online(real, LRU, {'re': V, 'im': im}, X)[1])
 
 
 # -- low and mixed precision -----------------------------------------------------------------------
@@ -195,8 +117,10 @@ def test_a_complex_diagonal_recurrence_equals_two_real_states():
 def lstm_like(compute, ops, p, c, x):
     """Two coupled states, computed in ``compute`` whatever the dtype of the parameters."""
     x, w, v = x.astype(compute), p['w'].astype(compute), p['v'].astype(compute)
-    a = jax.nn.sigmoid(ops.ew(p['a'].astype(compute))) * c['a'] + jnp.tanh(ops.mm(x, w))
-    b = 0.7 * c['b'] + jax.nn.sigmoid(ops.mm(x, v)) * a
+    a = jax.nn.sigmoid(ops.element_wise(p['a'].astype(compute))) * c['a'] + jnp.tanh(
+        ops.matmul(x, w)
+    )
+    b = 0.7 * c['b'] + jax.nn.sigmoid(ops.matmul(x, v)) * a
     return (b @ p['out'].astype(compute)).astype(jnp.float32), {'a': a, 'b': b}
 
 
@@ -219,6 +143,7 @@ KINDS = {
     'bfloat16': (BF16, BF16),
     'float32 in float16': (F32, F16),
     'bfloat16 in float32': (BF16, F32),
+    'float16': (F16, F16),
 }
 WINDOWS = [3, 1, 4]
 
@@ -237,7 +162,7 @@ def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, 
         g = grads[name]
         assert g.dtype == params and jnp.isfinite(g).all()
         assert jnp.abs(g.astype(F32) - want).max() <= 20 * rounding * jnp.abs(want).max(), name
-    assert all(h.dtype == compute for h in jax.tree.leaves(state.carry))
+    assert all(h.dtype == compute for h in jax.tree.leaves((state.carry, state.trace)))
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -250,22 +175,12 @@ def sized(b, i, n):
 
 
 def leaky(ops, p, h, x):
-    h = jax.nn.sigmoid(ops.ew(p['v'])) * h + jnp.tanh(ops.mm(x, p['w']))
+    h = jax.nn.sigmoid(ops.element_wise(p['v'])) * h + jnp.tanh(ops.matmul(x, p['w']))
     return h, h
 
 
-SIZES = [
-    (0, I, N),
-    (1, I, N),
-    (2, I, 1),
-    (1, 1, 1),
-    (2, 0, N),
-    (2, I, 0),
-    (0, 0, 0),
-    (None, I, 1),
-    (None, 0, N),
-    (None, I, 0),
-]
+SIZES = [(0, I, N), (1, I, N), (2, I, 1), (1, 1, 1), (2, 0, N), (2, I, 0), (0, 0, 0)]
+SIZES += [(None, I, 1), (None, 0, N), (None, I, 0)]
 
 
 @pytest.mark.tier(one_in=4)
@@ -313,18 +228,20 @@ def test_an_empty_batch_can_be_stepped_and_reset(rule):
 
 def scalar(ops, p, c, x):
     """Two states of shape (): a scalar weight drives one, the sum of a matrix product the other."""
-    v = jnp.tanh(ops.ew(p['a'])) * c['v'] + ops.ew(p['b']) * x.sum() - 0.2 * c['a']
+    v = (
+        jnp.tanh(ops.element_wise(p['a'])) * c['v']
+        + ops.element_wise(p['b']) * x.sum()
+        - 0.2 * c['a']
+    )
     a = 0.9 * c['a'] + 0.3 * jnp.sin(v)
     return v * a, {'v': v, 'a': a}
 
 
-@pytest.mark.parametrize('window', [3, *(pytest.param(w, marks=slow) for w in (1, 4))])
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('window', [3, 1, 4])
 def test_scalar_hidden_states(window):
-    params, carry, xs = (
-        {'a': np.array(0.7), 'b': np.array(-0.4)},
-        {'v': np.array(0.3), 'a': np.array(0.2)},
-        X[:, 0],
-    )
+    params, xs = {'a': np.array(0.7), 'b': np.array(-0.4)}, X[:, 0]
+    carry = {'v': np.array(0.3), 'a': np.array(0.2)}
     learner, grads, state = online(scalar, params, carry, xs, window=window)
     assert_same(grads, bptt(scalar, params, carry, xs))
     (group,) = learner.graph.hidden_groups
@@ -333,7 +250,7 @@ def test_scalar_hidden_states(window):
 
 def reduced(ops, p, h, x):
     """A scalar state that reads the single result of a matrix by reshape."""
-    h = 0.8 * h + jnp.tanh(ops.mm(x, p['w']).reshape(()))
+    h = 0.8 * h + jnp.tanh(ops.matmul(x, p['w']).reshape(()))
     return h, h
 
 

@@ -8,6 +8,7 @@ import pytest
 import braintrace
 from braintrace import functional, nn, rules
 from braintrace.errors import OptionError, StepFunctionError, StructureError
+from tests import oracles
 from tests.compare import assert_close
 from tests.functional.plain import drawn
 from tests.precision import float64 as float64
@@ -75,15 +76,6 @@ def test_heads_are_calls_of_grad_and_by_sample_those_of_one_sample(net, rule):
         state, by_sample = (functional.reset(s, flag, carry) for s in (found.state, apart.state))
 
 
-def plain_loss(p, h, xs, ys, loss):
-    """That of one sample, along a sequence, without the library."""
-    total = 0.0
-    for x, y in zip(xs, ys, strict=True):
-        h = jax.nn.sigmoid(p['a']) * h + jnp.tanh(x @ p['w'])
-        total += loss((h @ p['out'], h), y)
-    return total
-
-
 def plain_params():
     return {'a': drawn(N), 'w': drawn(I, N), 'out': drawn(N, 2)}
 
@@ -105,9 +97,8 @@ def test_gradients_by_sample_add_up_to_backpropagation_through_that_sample():
         sums = [jax.tree.map(jnp.add, s, g) if s else g for s, g in zip(sums, grads, strict=True)]
     for loss, found in zip(losses, sums, strict=True):
         for b in range(B):
-            want = jax.grad(plain_loss)(
-                params, h[b : b + 1], xs[:, b : b + 1], ys[:, b : b + 1], loss
-            )
+            one = slice(b, b + 1)
+            want = oracles.by_time(marked, params, h[one], xs[:, one], ys[:, one], loss)
             assert_close(jax.tree.map(lambda g, b=b: g[b], found), want)
 
 
@@ -189,7 +180,7 @@ def test_heads_are_mapped_and_run_in_a_loop():
         assert_close(jax.tree.map(lambda g, k=k: g[k], mapped), want)
 
 
-LOSS = lambda y, t: jnp.mean(y)
+LOSS, UORO = lambda y, t: jnp.mean(y), rules.uoro()
 
 
 def call(cell=marked, rule=None, carry=None, x=None, targets=None, losses=(LOSS,), per_sample=True):
@@ -240,11 +231,7 @@ WRONG = {
         'jax.vmap',
     ),
     'a key': (lambda: dict(cell=noisy, carry=keyed()), OptionError, 'key .*shared by the samples'),
-    'a rule without a batch': (
-        lambda: dict(cell=one, rule=rules.uoro()),
-        OptionError,
-        r'not uoro\(\)',
-    ),
+    'no batch of a rule': (lambda: dict(cell=one, rule=UORO), OptionError, r'not uoro\(\)'),
     'targets': (lambda: dict(cell=one, targets=drawn(2)), StructureError, 'targets.*batch of 3'),
     'an input': (
         lambda: dict(cell=masked, x=(drawn(B, I), drawn(B))),

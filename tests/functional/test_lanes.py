@@ -17,15 +17,16 @@ INPUTS, T = 2, 6
 RNG = np.random.default_rng(7)
 XS = RNG.normal(size=(T, B, INPUTS))
 PARAMS = {'w': RNG.normal(size=(INPUTS + N, N))}
-mm = braintrace.matmul
+
+
+def drive(p, h, x):
+    return jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
 
 
 def refractory(p, c, x):
     """States of floats, integers and booleans, and a clock of each sample that allows spikes."""
-    drive = mm(jnp.concatenate([x, c['v']], -1), p['w'])
-    v = jnp.where(
-        (c['rest'] > 0) | (c['clock'][:, None] % 4 == 3), 0.0, 0.9 * c['v'] + jnp.tanh(drive)
-    )
+    silent = (c['rest'] > 0) | (c['clock'][:, None] % 4 == 3)
+    v = jnp.where(silent, 0.0, 0.9 * c['v'] + drive(p, c['v'], x))
     spike = v > 0.3
     rest = jnp.where(spike & ~c['spike'], 2, jnp.maximum(c['rest'] - 1, 0))
     return v, {'v': v, 'rest': rest, 'spike': spike, 'clock': c['clock'] + 1}
@@ -112,49 +113,40 @@ def test_one_flag_puts_everything_back():
 
 def shared(p, c, x):
     """A threshold that all samples share, as wide as the batch."""
-    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) - 0.1 * c['th']
+    h = 0.8 * c['h'] + drive(p, c['h'], x) - 0.1 * c['th']
     return h, {'h': h, 'th': 0.9 * c['th'] + 0.1 * h.mean(0)}
 
 
 def counted(p, c, x):
     """A count that meets nothing: the step does not show what its axis is."""
-    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w']))
+    h = 0.8 * c['h'] + drive(p, c['h'], x)
     return h, {'h': h, 'count': c['count'] + 1}
 
 
 def clocked(p, c, x):
-    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) * (c['clock'] % 2)
+    h = 0.8 * c['h'] + drive(p, c['h'], x) * (c['clock'] % 2)
     return h, {'h': h, 'clock': c['clock'] + 1}
 
 
 H = np.zeros((B, N))
 
 
-@pytest.mark.parametrize(
-    'cell, carry, name, words',
-    [
-        (
-            shared,
-            {'h': H, 'th': np.zeros(N)},
-            'th',
-            ['float64[3]', "Policy(batched=('th',))", 'all lanes share'],
-        ),
-        (
-            counted,
-            {'h': H, 'count': np.zeros(B, int)},
-            'count',
-            ['int64[3]', "Policy(batched=('count',))"],
-        ),
-        (
-            clocked,
-            {'h': H, 'clock': np.zeros((), int)},
-            'clock',
-            ['int64[]', 'learner.reset_state()', 'ShortTermState'],
-        ),
-    ],
-)
+UNKNOWN = {
+    'th': (shared, np.zeros(N), ['float64[3]', "Policy(batched=('th',))", 'all lanes share']),
+    'count': (counted, np.zeros(B, int), ['int64[3]', "Policy(batched=('count',))"]),
+    'clock': (
+        clocked,
+        np.zeros((), int),
+        ['int64[]', 'learner.reset_state()', 'ShortTermState'],
+    ),
+}
+
+
+@pytest.mark.parametrize('name', UNKNOWN)
 @pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
-def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, name, words):
+def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(name):
+    cell, first, words = UNKNOWN[name]
+    carry = {'h': H, name: first}
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init(PARAMS, carry, XS[0])
     for reset in (
@@ -192,8 +184,7 @@ def test_the_policy_says_where_lanes_are():
 
 def many_ways(p, c, x):
     """States whose lanes go through data movement, products, calls, loops and branches."""
-    drive = mm(jnp.concatenate([x, c['v']], -1), p['w'])
-    v = 0.9 * c['v'] + jnp.tanh(drive)
+    v = 0.9 * c['v'] + drive(p, c['v'], x)
     turned = jnp.transpose(
         c['turned'] + jnp.transpose(v.reshape(B, 1, N)[:, 0])[::-1].T.astype(int)
     )[::-1].T
@@ -206,17 +197,8 @@ def many_ways(p, c, x):
     branch = jax.lax.cond(x.sum() > 0, lambda n: n + 1, lambda n: n, c['branch']) + (v[:, 0] > 0)
     called = jax.jit(lambda n: jnp.where(v[:, 0] > 0, n, 0))(c['called'])
     picked = c['picked'] + jnp.take_along_axis(v, most[:, None], 1)[:, 0].astype(int)
-    return v, {
-        'v': v,
-        'turned': turned,
-        'most': most,
-        'energy': energy,
-        'looped': looped,
-        'scanned': scanned,
-        'branch': branch,
-        'called': called,
-        'picked': picked,
-    }
+    new = {'v': v, 'turned': turned, 'most': most, 'energy': energy, 'looped': looped}
+    return v, new | {'scanned': scanned, 'branch': branch, 'called': called, 'picked': picked}
 
 
 def test_lanes_are_followed_through_whatever_moves_them():
@@ -238,7 +220,7 @@ def test_two_uses_of_one_function_do_not_make_features_lanes():
     clip = jax.jit(lambda n: jnp.minimum(n, 5))
 
     def cell(p, c, x):
-        v = 0.9 * c['v'] + jnp.tanh(mm(jnp.concatenate([x, c['v']], -1), p['w']))
+        v = 0.9 * c['v'] + drive(p, c['v'], x)
         ones = jnp.ones(N, int)
         rest = clip(c['rest'] + (v.sum(-1) > 0) + ones)
         level = clip(c['level'] + (v.sum(0) > 0) + ones)
@@ -253,7 +235,7 @@ def test_two_uses_of_one_function_do_not_make_features_lanes():
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=lambda r: r.name)
 def test_the_step_count_stays_at_the_largest_number(rule):
     def cell(p, h, x):
-        h = 0.8 * h + jnp.tanh(mm(jnp.concatenate([x, h], -1), p['w']))
+        h = 0.8 * h + drive(p, h, x)
         return h, h
 
     learner = functional.online(cell, rule)
@@ -263,11 +245,8 @@ def test_the_step_count_stays_at_the_largest_number(rule):
     run = learner.sequence_grad(loss, window=2)
     grads, _, _, end = run(PARAMS, last, XS, XS)
     want, *_ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
-    assert (
-        end.t.tolist()
-        == learner.step(PARAMS, last, XS[0])[1].t.tolist()
-        == [np.iinfo(np.int32).max] * B
-    )
+    most = [np.iinfo(np.int32).max] * B
+    assert end.t.tolist() == learner.step(PARAMS, last, XS[0])[1].t.tolist() == most
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
 
 

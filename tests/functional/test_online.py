@@ -9,10 +9,14 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import NotCompiledError, OptionError, StructureError
-from tests.compare import assert_close
+from tests.compare import added, assert_close
 from tests.precision import float64 as float64
 
-B, I, N, T = 2, 3, 4, 6  # noqa: E741
+from . import plain
+from .plain import B, I, N, drawn, loss
+
+FLOATS, T = ('w', 'b', 'out'), 6
+CARRY = {'h': np.zeros((B, N)), 'count': np.array(0)}
 RULES = [rules.d_rtrl(), rules.es_d_rtrl(0.7)]
 
 
@@ -21,22 +25,14 @@ def cell(p, c, x):
     return h @ p['out'], {'h': h, 'count': c['count'] + 1}
 
 
-def loss(out, target):
-    return ((out - target) ** 2).sum()
+def setting():
+    carry = {'h': drawn(B, N), 'count': jnp.array(0)}
+    return plain.params() | {'steps': jnp.arange(3)}, carry, drawn(T, B, I), drawn(T, B, 2)
 
 
-def setting(batch=B):
-    rng = np.random.default_rng(0)
-    params = {
-        'w': rng.normal(size=(I + N, N)),
-        'b': rng.normal(size=N),
-        'out': rng.normal(size=(N, 2)),
-        'steps': np.arange(3),
-    }
-    carry = {'h': rng.normal(size=(batch, N)), 'count': np.array(0)}
-    return jax.tree.map(
-        jnp.asarray, (params, carry, rng.normal(size=(T, batch, I)), rng.normal(size=(T, batch, 2)))
-    )
+def floats(tree):
+    """Without the integers, which have no gradient."""
+    return {name: tree[name] for name in FLOATS}
 
 
 def started(rule=RULES[0], **options):
@@ -75,8 +71,7 @@ def test_a_loss_over_a_scan_in_one_grad_is_the_sum_of_online_gradients(rule):
 def test_inputs_get_their_exact_same_step_gradient():
     learner, params, state, xs, ys = started()
     online = jax.grad(lambda x: loss(learner.step(params, state, x)[0], ys[0]))(xs[0])
-    plain = jax.grad(lambda x: loss(cell(params, state.carry, x)[0], ys[0]))(xs[0])
-    assert_close(online, plain)
+    assert_close(online, jax.grad(lambda x: loss(cell(params, state.carry, x)[0], ys[0]))(xs[0]))
 
 
 def test_jitted_equals_eager_and_a_second_call_does_not_trace_the_cell():
@@ -106,23 +101,15 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     )
     run = jax.jit(jax.vmap(single.sequence_grad(loss, reduction='sum'), in_axes=(None, 0, 1, 1)))
     got, *_ = run(params, lanes, xs, ys)
-    assert_close(
-        {k: got[k].sum(0) for k in ('w', 'b', 'out')},
-        {k: want[k] for k in ('w', 'b', 'out')},
-        1e-11,
-    )
+    assert_close(floats(jax.tree.map(lambda g: g.sum(0), got)), floats(want), 1e-11)
 
     ensemble = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    both, *_ = jax.jit(
-        jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))
-    )(ensemble, state, xs, ys)
+    run = jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))
+    both, *_ = jax.jit(run)(ensemble, state, xs, ys)
     for k in range(2):
-        one, *_ = whole(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
-        assert_close(
-            {n: both[n][k] for n in ('w', 'b', 'out')},
-            {n: one[n] for n in ('w', 'b', 'out')},
-            1e-11,
-        )
+        member = jax.tree.map(lambda p, k=k: p[k], ensemble)
+        one, *_ = whole(member, state, xs, ys)
+        assert_close(floats(jax.tree.map(lambda p, k=k: p[k], both)), floats(one), 1e-11)
 
 
 def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
@@ -140,12 +127,10 @@ def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
         assert shows(grad, w, state, xs, ys) is progress
         assert shows(train, w, optimizer.init(w), state, xs, ys) is progress
         assert not shows(jax.vmap(lambda xs: grad(w, state, xs, ys)), xs[None])
-    for make in (
-        learner.sequence_grad,
-        lambda f, **kw: learner.sequence_update(f, optimizer, **kw),
-    ):
-        with pytest.raises(OptionError, match='progress is 2; give True, False or'):
-            make(loss, progress=2)
+    with pytest.raises(OptionError, match='progress is 2; give True, False or'):
+        learner.sequence_grad(loss, progress=2)
+    with pytest.raises(OptionError, match='progress is 2; give True, False or'):
+        learner.sequence_update(loss, optimizer, progress=2)
 
 
 def test_forward_mode_over_step_is_refused_by_jax():
@@ -169,28 +154,20 @@ def test_a_tuple_is_passed_as_several_inputs():
         return cell(p, c, a + b)
 
     params, carry, xs, ys = setting()
-    learner, plain = functional.online(two, RULES[0]), functional.online(cell, RULES[0])
-    got, *_ = learner.sequence_grad(loss)(
-        params, learner.init(params, carry, xs[0], xs[0]), (xs, xs), ys
-    )
-    want, *_ = plain.sequence_grad(loss)(params, plain.init(params, carry, xs[0]), 2 * xs, ys)
+    learner, one = functional.online(two, RULES[0]), functional.online(cell, RULES[0])
+    state = learner.init(params, carry, xs[0], xs[0])
+    got, *_ = learner.sequence_grad(loss)(params, state, (xs, xs), ys)
+    want, *_ = one.sequence_grad(loss)(params, one.init(params, carry, xs[0]), 2 * xs, ys)
     assert_close(got, want)
 
 
 def test_routes_split_and_merge():
     learner, params, *_ = started()
-    assert {k: r.kind for k, r in learner.routes.items()} == {
-        'w': 'trace',
-        'b': 'trace',
-        'out': 'same-step',
-        'steps': 'frozen',
-    }
+    kinds = {'w': 'trace', 'b': 'trace', 'out': 'same-step', 'steps': 'frozen'}
+    assert {k: r.kind for k, r in learner.routes.items()} == kinds
     parts = functional.split(params, learner)
-    assert [sorted(k for k, v in part.items() if v is not None) for part in parts] == [
-        ['b', 'w'],
-        ['out'],
-        ['steps'],
-    ]
+    names = [sorted(k for k, v in part.items() if v is not None) for part in parts]
+    assert names == [['b', 'w'], ['out'], ['steps']]
     assert_close(functional.merge(*parts), params)
 
 
@@ -247,80 +224,50 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
     run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
     got, _, _, last = run(params, state, xs, ys, reset=(flags, carry0))
     first, _, _, middle = run(params, state, xs[:4], ys[:4])
-    second, _, _, end = run(
-        params, functional.reset(middle, flags[4], carry0, not_the_count), xs[4:], ys[4:]
-    )
-    float_keys = ('w', 'b', 'out')
-    assert_close(
-        {k: got[k] for k in float_keys}, {k: first[k] + second[k] for k in float_keys}, 1e-11
-    )
+    again = functional.reset(middle, flags[4], carry0, not_the_count)
+    second, _, _, end = run(params, again, xs[4:], ys[4:])
+    assert_close(floats(got), added([floats(first), floats(second)]), 1e-11)
     assert last.t.tolist() == end.t.tolist() == [2, T]
 
 
 @pytest.mark.parametrize(
-    'call, error, words',
+    'change, words',
     [
-        (
-            lambda l, p, s, x, y: l.step({**p, 'w': p['w'][:, :2]}, s, x[0]),
-            StructureError,
-            r'params w: float64\[7, 4\] .*\[7, 2\] now',
-        ),
-        (
-            lambda l, p, s, x, y: l.step({'w': p['w']}, s, x[0]),
-            StructureError,
-            'params b: .*absent now',
-        ),
-        (lambda l, p, s, x, y: l.step(p, s.carry, x[0]), StructureError, 'OnlineState'),
-        (lambda l, p, s, x, y: l.grad(loss)(p, s.carry, x[0], y[0]), StructureError, 'OnlineState'),
-        (lambda l, p, s, x, y: l.vjp(p, None, x[0]), StructureError, 'state is NoneType'),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss, progress=lambda *_: 1 / 0)(p, s, x, y),
-            ZeroDivisionError,
-            'division by zero',
-        ),
-        (
-            lambda l, p, s, x, y: l.step(p, s.replace(trace={}), x[0]),
-            StructureError,
-            'trace of this state',
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss, window=0)(p, s, x, y),
-            ValueError,
-            'window is 0',
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss, reduction='max'),
-            ValueError,
-            "reduction is 'max'",
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(lambda o, t: o)(p, s, x, y),
-            ValueError,
-            'one real scalar',
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss)(p, s, x, y[:2]),
-            ValueError,
-            'unequal lengths',
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss)(p, s, x, y, mask=np.ones(2)),
-            ValueError,
-            'mask',
-        ),
-        (
-            lambda l, p, s, x, y: l.sequence_grad(loss)(
-                p, s, x, y, reset=(np.ones(2, bool), s.carry)
-            ),
-            ValueError,
-            r'\[6\] or \[6, 2\]',
-        ),
+        (lambda state: state.carry, 'OnlineState'),
+        (lambda state: None, 'state is NoneType'),
+        (lambda state: state.replace(trace={}), 'trace of this state'),
     ],
 )
-def test_bad_calls_are_refused(call, error, words):
+@pytest.mark.parametrize('call', ['step', 'grad', 'vjp'])
+def test_what_is_no_state_of_this_learner_is_refused(call, change, words):
     learner, params, state, xs, ys = started()
-    with pytest.raises(error, match=words):
-        call(learner, params, state, xs, ys)
+    calls = {'step': learner.step, 'vjp': learner.vjp, 'grad': learner.grad(loss)}
+    with pytest.raises(StructureError, match=words):
+        calls[call](params, change(state), xs[0], *([ys[0]] if call == 'grad' else []))
+
+
+@pytest.mark.parametrize(
+    'options, given, words',
+    [
+        ({'window': 0}, {}, 'window is 0'),
+        ({'reduction': 'max'}, {}, "reduction is 'max'"),
+        ({'loss_fn': lambda o, t: o}, {}, 'one real scalar'),
+        ({}, {'targets': np.ones((2, B, 2))}, 'unequal lengths'),
+        ({}, {'mask': np.ones(2)}, 'mask'),
+        ({}, {'reset': (np.ones(2, bool), CARRY)}, r'\[6\] or \[6, 2\]'),
+    ],
+)
+def test_bad_calls_over_a_sequence_are_refused(options, given, words):
+    learner, params, state, xs, ys = started()
+    with pytest.raises(ValueError, match=words):
+        run = learner.sequence_grad(**{'loss_fn': loss, **options})
+        run(params, state, xs, given.pop('targets', ys), **given)
+
+
+def test_an_error_in_a_progress_function_is_raised():
+    learner, params, state, xs, ys = started()
+    with pytest.raises(ZeroDivisionError, match='division by zero'):
+        learner.sequence_grad(loss, progress=lambda *_: 1 / 0)(params, state, xs, ys)
 
 
 def test_a_description_before_init_says_how_to_get_one():

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import rules
+from tests import oracles
+from tests.gradients.harness import learn
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
@@ -64,31 +66,10 @@ def loss(out, y):
     window=[2, 1, None],
 )
 def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
-    params = {
-        'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4),
-        'v': jnp.asarray(RNG.normal(size=(N, N)) / 4),
-    }
-    xs, ys, h = (
-        jnp.asarray(RNG.normal(size=(T, B, N))),
-        jnp.asarray(RNG.normal(size=(T, B, N))),
-        jnp.zeros((B, N)),
-    )
-
-    def whole(params):
-        total, state = 0.0, h
-        for x, y in zip(xs, ys, strict=True):
-            out, state = cell(jnp.matmul, use)(params, state, x)
-            total += loss(out, y)
-        return total / T
-
-    learner = functional.online(cell(braintrace.matmul, use), rules.d_rtrl())
-    state = learner.init(params, h, xs[0])
-    grads, *_ = jax.jit(learner.sequence_grad(loss, window=window))(params, state, xs, ys)
-    want = jax.grad(whole)(params)['v']
-    np.testing.assert_allclose(
-        grads['v'],
-        want,
-        rtol=0,
-        atol=(1e-6 if use == 'low precision' else 1e-12) * max(1, abs(want).max()),
-    )
+    params = {'w': RNG.normal(size=(2 * N, N)) / 4, 'v': RNG.normal(size=(N, N)) / 4}
+    data = np.zeros((B, N)), RNG.normal(size=(T, B, N)), RNG.normal(size=(T, B, N)), loss
+    want = oracles.by_time(cell(jnp.matmul, use), params, *data)['v']
+    got, _ = learn(cell(braintrace.matmul, use), rules.d_rtrl(), params, *data, window)
+    size = (1e-6 if use == 'low precision' else 1e-12) * max(1, abs(want).max())
+    np.testing.assert_allclose(got['v'], want, rtol=0, atol=size)
     assert use == 'unused' or abs(want).max() > 1e-3

@@ -11,10 +11,12 @@ import pytest
 
 import braintrace
 from braintrace import functional, nn, rules
+from tests import oracles
 from tests.compare import assert_close, assert_same_kinds
 from tests.settings import FLOAT64, OTHERS, STRICT, under
 from tests.tiers import slow
 
+pytestmark = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 B, I, N, O, T = 5, 3, 4, 2, 4  # noqa: E741
 DRAWING = ('signs', 'uoro', 'a model')  # other numbers where float64 is the default
 NO_JIT = {'no jit': jax.disable_jit}
@@ -185,16 +187,11 @@ def check(settings, name: str):
     assert_close(got, wanted(name), 2e-4)
 
 
-ignored = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
-
-
-@ignored
 @pytest.mark.parametrize('setting', STRICT | OTHERS)
 def test_a_gradient_is_the_same_under_each_setting(setting):
     check({setting: (STRICT | OTHERS)[setting]}, 'same step')
 
 
-@ignored
 @slow
 @pytest.mark.parametrize('name', CALLS)
 def test_every_call_obeys_all_settings_that_refuse_mistakes(name):
@@ -204,14 +201,12 @@ def test_every_call_obeys_all_settings_that_refuse_mistakes(name):
     check({k: v for k, v in STRICT.items() if k not in left_out}, name)
 
 
-@ignored
 @slow
 @pytest.mark.parametrize('name', EAGER)
 def test_calls_run_without_jit(name):
     check(NO_JIT, name)
 
 
-@ignored
 @slow
 @pytest.mark.parametrize('name', CHECKED)
 @pytest.mark.parametrize('setting', OTHERS)
@@ -219,17 +214,13 @@ def test_calls_run_with_checks_and_another_generator(setting, name):
     check({setting: OTHERS[setting]}, name)
 
 
-@ignored
 @slow
 def test_an_echo_state_learns_in_exact_windows():
     """Nothing is traced where no parameter reaches a state: reverse mode is the whole."""
     with jax.enable_x64(True):
         p, h, x, y = jax.tree.map(lambda a: a.astype(float), (P, carry(echo), XS, YS))
 
-        def total(p):
-            return jax.lax.scan(lambda h, x: echo(p, h, x)[::-1], h, x)[1]
-
-        want = jax.grad(lambda p: loss(total(p), y))(p)['out']
+        want = oracles.by_time(echo, p, h, x, y, loss)['out']
         for rule in (rules.rtrl(), rules.snap(2), rules.d_rtrl()):
             learner = functional.online(echo, rule, mark='auto')
             run = learner.sequence_grad(loss, window=3, inside='exact', reduction='sum')

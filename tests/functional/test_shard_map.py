@@ -4,11 +4,7 @@ On one device here; two devices run the same in a process of their own.
 """
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +16,17 @@ from jax.sharding import PartitionSpec as P
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, StructureError
+from tests import oracles
 from tests.compare import errors
+from tests.functional.plain import on_devices
 
-ROOT = Path(__file__).resolve().parents[2]
 B, I, N, T = 4, 2, 3, 3  # noqa: E741
 RNG = np.random.default_rng(3)
 XS, YS = RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, N))
 SHAPES = {'w': (I + N, N), 'r': (I, N), 'out': (N, N)}
 WEIGHTS = {name: RNG.normal(size=shape) for name, shape in SHAPES.items()}
 MESH = jax.sharding.Mesh(np.array(jax.devices()), ('a',))
+SPECS = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
 mm = braintrace.matmul
 
 
@@ -127,8 +125,7 @@ def differences(name: str, *ways: str) -> dict[str, float]:
     learner = LEARNERS[name]
 
     def both(fn, each):
-        specs = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
-        got = jax.jit(jax.shard_map(each, **specs))(params(), XS, YS)
+        got = jax.jit(jax.shard_map(each, **SPECS))(params(), XS, YS)
         wanted = jax.jit(lambda p, xs, ys: fn(learner, p, xs, ys))(params(), XS, YS)
         return max(errors(got, wanted).values())
 
@@ -202,14 +199,9 @@ def test_a_loss_that_is_summed_once_more_behind_the_call_is_refused(call, checke
         return loss(out, y) / jax.lax.psum(jnp.float32(len(y)), 'a')
 
     def traced(loss):
-        specs = {'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P('a')}
-        each = jax.shard_map(
-            lambda *args: jax.tree.map(lambda g: g[None], run(loss, *args)),
-            mesh=MESH,
-            check_vma=checked,
-            **specs,
-        )
-        return jax.eval_shape(each, params(), XS, YS)
+        each = lambda *args: jax.tree.map(lambda g: g[None], run(loss, *args))
+        specs = SPECS | {'out_specs': P('a'), 'check_vma': checked}
+        return jax.eval_shape(jax.shard_map(each, **specs), params(), XS, YS)
 
     traced(counted)
     if checked:
@@ -239,12 +231,7 @@ def test_what_is_shown_of_the_shapes_outside_is_told_where_it_runs_inside_too(wh
 
 
 def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
-    own = jax.shard_map(
-        lambda *args: over_the_sequence(LEARNERS['d_rtrl'], *args)[0],
-        mesh=MESH,
-        in_specs=(P(), P(None, 'a'), P(None, 'a')),
-        out_specs=P(),
-    )
+    own = jax.shard_map(lambda *a: over_the_sequence(LEARNERS['d_rtrl'], *a)[0], **SPECS)
     with pytest.raises(ValueError, match='out_specs'):
         jax.eval_shape(own, params(), XS, YS)
 
@@ -260,33 +247,18 @@ def test_arrays_that_a_cell_closes_over_are_those_of_one_device():
     def gradient(p, xs, ys):
         learner = functional.online(masked, rules.rtrl(), mark='auto')
         state = learner.init(p, jnp.zeros((xs.shape[1], N)), xs[0])
-        return learner.sequence_grad(loss, reduction='sum')(p, state, xs, ys)[0]
+        return summed(learner.sequence_grad(loss, reduction='sum')(p, state, xs, ys)[0])
 
     with jax.enable_x64(True):
         p, xs, ys = {'r': jnp.asarray(WEIGHTS['r'])}, jnp.asarray(XS), jnp.asarray(YS)
-        specs = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
-        got = jax.jit(jax.shard_map(lambda *a: summed(gradient(*a)), **specs))(p, xs, ys)
-
-        def total(p):
-            outs = jax.lax.scan(lambda h, x: masked(p, h, x)[::-1], jnp.zeros((B, N)), xs)[1]
-            return loss(outs, ys)
-
-        assert max(errors(got, jax.grad(total)(p)).values()) < 1e-12
+        got = jax.jit(jax.shard_map(gradient, **SPECS))(p, xs, ys)
+        want = oracles.by_time(masked, p, np.zeros((B, N)), xs, ys, loss)
+        assert max(errors(got, want).values()) < 1e-12
 
 
 @pytest.mark.slow
 def test_two_devices_learn_what_one_does():
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'
-    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', __file__],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = on_devices(__file__, 2)
     assert len(found) == 9 and max(found.values()) < 1e-10, found
 
 

@@ -4,10 +4,7 @@ On one device here; four devices run the same in a process of their own.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +17,13 @@ from jax.sharding import PartitionSpec as P
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import NotCompiledError
-from tests import models
+from tests import models, oracles
 from tests.compare import errors
+from tests.functional.plain import on_devices
+from tests.gradients.harness import learn
 from tests.models.library import LibraryOps
+from tests.tiers import in_turn, none
 
-ROOT = Path(__file__).resolve().parents[2]
 B, I, N, T = 8, 4, 8, 4  # noqa: E741
 SHAPES = {'w': (I + N, N), 'b': (N,), 'leak': (N,), 'out': (N, 2)}
 SPECS = {'w': P(None, 'm'), 'b': P('m'), 'leak': P('m'), 'out': P('m')}
@@ -134,10 +133,7 @@ def test_specs_before_init_are_refused():
         functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
 
 
-@pytest.mark.tier(one_in=2)
-@pytest.mark.slow
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
-@pytest.mark.parametrize('name', models.names())
+@in_turn(none, name=models.names(), rule=[rules.d_rtrl(), rules.es_d_rtrl(0.5)])
 def test_the_specs_of_every_model_fit_its_arrays(name, rule):
     case = models.case(name)
     learner = functional.online(lambda *args: case.run(LibraryOps(), *args), rule)
@@ -237,14 +233,7 @@ def test_specs_are_those_that_jit_takes():
 
 @pytest.mark.slow
 def test_four_devices_learn_what_one_does_and_share_the_trace():
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=4'
-    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
-    env['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', __file__], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = on_devices(__file__, 4, JAX_DISABLE_MOST_OPTIMIZATIONS='1')
     assert found.pop('shard_map') < 1e-11
     for name, one in found.items():
         assert one['sharded at init'] and one['error'] < 1e-11, (name, one)
@@ -265,14 +254,9 @@ def test_a_constraint_on_a_state_of_a_mesh_with_explicit_axes_changes_no_gradien
                 h = jax.lax.with_sharding_constraint(h, NamedSharding(mesh, P(None)))
             return h, h
 
-        def total(p):
-            outs = jax.lax.scan(lambda h, x: cell(p, h, x, False)[::-1], h, xs)[1]
-            return (outs**2).sum()
-
-        learner = functional.online(cell, rules.d_rtrl(), mark='auto')
-        run = learner.sequence_grad(lambda o, y: ((o - y) ** 2).sum(), reduction='sum')
-        got = run(p, learner.init(p, h, xs[0]), xs, jnp.zeros((4, 2, 4)))[0]
-        assert max(errors(got, jax.grad(total)(p)).values()) < 1e-12
+        data, plain = (p, h, xs, jnp.zeros((4, 2, 4)), loss), partial(cell, constrained=False)
+        got, _ = learn(cell, rules.d_rtrl(), *data, mark='auto')
+        assert max(errors(got, oracles.by_time(plain, *data)).values()) < 1e-12
 
 
 if __name__ == '__main__':

@@ -17,7 +17,6 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import StructureError
 from tests.compare import assert_close
-from tests.tiers import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.adam(1e-2)
@@ -43,12 +42,8 @@ def loss(out, y):
 def start(rule):
     learner = functional.online(cell, RULES[rule])
     p = {'w': jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)}
-    c = {
-        'h': jnp.zeros((2, 3)),
-        'key': jax.random.key(0),
-        'steps': jnp.array(0),
-        'v': jnp.array(0.0) * u.mV,
-    }
+    c = {'h': jnp.zeros((2, 3)), 'key': jax.random.key(0)}
+    c |= {'steps': jnp.array(0), 'v': jnp.array(0.0) * u.mV}
     state = learner.init(p, c, jnp.zeros((2, 2)))
     return learner, {'params': p, 'optimizer': OPTIMIZER.init(p), 'state': state}
 
@@ -76,9 +71,7 @@ def numbers(kept):
 
 
 @pytest.mark.tier(quick=0, one_in=2)
-@pytest.mark.parametrize(
-    'rule', ['pending', *(pytest.param(r, marks=slow) for r in ('bfloat16', 'es_d_rtrl'))]
-)
+@pytest.mark.parametrize('rule', RULES)
 def test_a_stream_goes_on_from_a_file_bit_by_bit(rule, tmp_path):
     learner, kept = start(rule)
     middle = go_on(learner, kept, 0)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from braintrace import functional
+from braintrace.errors import NotSupportedError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -25,9 +26,7 @@ SAVED = jax.checkpoint_policies.dots_saveable
 CELLS = {
     'jit': jax.jit(cell),
     'checkpoint': jax.checkpoint(cell),
-    'checkpoint in jit': jax.jit(
-        jax.checkpoint(cell, policy=jax.checkpoint_policies.dots_saveable)
-    ),
+    'checkpoint in jit': jax.jit(jax.checkpoint(cell, policy=SAVED)),
     'vmap': lambda p, h, x: jax.vmap(cell, (None, 0, 0))(p, h, x),
     'scan': scanned,
 }
@@ -154,6 +153,61 @@ def test_init_in_vmap_compiles_for_one_lane():
     assert learner.graph.program.avals[learner.graph.program.inputs[0]].shape == (3,)
     (entry,) = states.trace['w']['carry']['weight']
     assert entry.shape == (2, 7, 4) and states.t.shape == (2,)
+
+
+# -- derivatives of an online gradient, of which the trace does not hold all -----------------------
+
+
+def online_sum(p):
+    """The sum of a parameter's gradient of a sequence."""
+    learner, state = started()
+    return learner.sequence_grad(loss)(p, state, *data())[0]['w'].sum()
+
+
+def updated_sum(p):
+    (learner, state), optimizer = started(), optax.sgd(0.1)
+    run = learner.sequence_update(loss, optimizer)
+    return run(p, optimizer.init(p), state, *data())[0]['w'].sum()
+
+
+def by_steps(p):
+    (learner, state), total = started(), 0.0
+    for x, y in zip(*data(), strict=True):
+        out, state = learner.step(p, state, x)
+        total += loss(out, y)
+    return total
+
+
+@pytest.mark.parametrize(
+    'second',
+    [
+        lambda: jax.grad(lambda p: jax.grad(by_steps)(p)['w'].sum())(params()),
+        lambda: jax.jacrev(jax.grad(by_steps))(params()),
+        lambda: jax.jit(jax.grad(online_sum))(params()),
+        lambda: jax.grad(updated_sum)(params()),
+        lambda: jax.hessian(by_steps)(params()),
+    ],
+    ids=['grad', 'jacrev', 'sequence', 'update', 'forward'],
+)
+def test_a_derivative_of_an_online_gradient_is_refused(second):
+    with pytest.raises(NotSupportedError, match='online gradient .* first derivatives only'):
+        second()
+
+
+@pytest.mark.slow
+def test_what_does_not_depend_on_the_gradient_has_its_derivative():
+    """A scale of the loss outside of the learner, and first gradients under transformations."""
+    value = online_sum(params())
+    assert jax.grad(lambda a: a * jax.lax.stop_gradient(online_sum(params())))(2.0) == value
+    first = jax.grad(by_steps)(params())['w']
+    for other in (
+        jax.jit(jax.grad(by_steps)),
+        jax.grad(jax.checkpoint(by_steps)),
+        lambda p: jax.tree.map(
+            lambda g: g[0], jax.vmap(jax.grad(by_steps), axis_size=2, in_axes=None)(p)
+        ),
+    ):
+        assert_close(other(params())['w'], first)
 
 
 def test_these_tests_need_no_wrapper_of_the_package():

@@ -1,36 +1,22 @@
-"""Runs the library on a case."""
+"""Runs the library on a case, or on a cell of plain JAX."""
 
 import functools
+import warnings
 
 import jax
 import numpy as np
-import pytest
 
 import braintrace
 from braintrace import functional
+from braintrace.errors import BraintraceWarning
 from tests import oracles
-from tests.gradients.rows import crossed
+from tests.models import squared
 from tests.models.library import LibraryOps
 
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+FLAGS = np.zeros((6, 2), bool)
+FLAGS[[2, 4], 0] = FLAGS[[1, 2], 1] = True
 PROGRAMS = 500  # so many are kept, which is all that one file compiles
-
-
-def ragged(names, *others):
-    """Of six steps: each row with a full window and a rest, and with one of the others in turn.
-
-    Of the others, each second round is at night.
-    """
-    marks = [pytest.mark.slow, pytest.mark.nightly]
-    return pytest.mark.parametrize(
-        'name, window',
-        [
-            *[(n, 4) for n in names],
-            *[
-                pytest.param(*row, marks=marks[i // len(others) % 2])
-                for i, row in enumerate(crossed(names, others))
-            ],
-        ],
-    )
 
 
 def learner_of(case, rule, unroll=None):
@@ -90,3 +76,30 @@ def other_carry(case, seed=5):
     """Another carry of the same shapes, to reset to."""
     rng = np.random.default_rng(seed)
     return {k: 0.5 * rng.standard_normal(v.shape) for k, v in case.carry.items()}
+
+
+def restarts(case):
+    """``(flags, carry)``: the lanes of a case that start anew, and where."""
+    return FLAGS, other_carry(case)
+
+
+def learn(cell, rule, params, carry, xs, ys, loss=squared, window=None, given=None, **options):
+    """``(gradient, learner)`` of a sequence, by a learner that is made for it and warns of nothing;
+    ``given``: a mask and resets.
+    """
+    learner = functional.online(cell, rule, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', BraintraceWarning)
+        state = learner.init(params, carry, jax.tree.map(lambda x: x[0], xs))
+    run = quick(learner.sequence_grad(loss, window=window, reduction='sum'))
+    return run(params, state, xs, ys, **(given or {}))[0], learner
+
+
+def learn_by_steps(learner, params, carry, xs, ys, loss=squared):
+    """The sum of the gradients of single steps."""
+    state, grad, found = learner.init(params, carry, xs[0]), quick(learner.grad(loss)), []
+    for x, y in zip(xs, ys, strict=True):
+        grads, _, _, state = grad(params, state, x, y)
+        found.append(grads)
+    no_numbers = jax.dtypes.float0  # the gradient of an integer
+    return jax.tree.map(lambda *g: g[0] if g[0].dtype == no_numbers else sum(g), *found)

@@ -29,6 +29,10 @@ def balance(a, b):
     return np.sqrt(b / a), np.sqrt(a / b)
 
 
+def number_of_lanes(case):
+    return len(case.xs[0]) if case.xs.ndim > 2 else 1
+
+
 def lanes_of(shape, lanes):
     """The lane of each number of an array, flat."""
     return np.repeat(np.arange(lanes), int(np.prod(shape)) // lanes)
@@ -48,10 +52,11 @@ def restarted(carry, t, resets):
     return {k: np.where(shaped[k], carry0[k], v) for k, v in carry.items()}, fresh
 
 
-def signs(case, seed=0, resets=None, lanes=2, scope='position'):
+def signs(case, seed=0, resets=None, scope='position'):
     """KF-RTRL: for each op and group two factors in each lane; with scope 'all' one group of all
     states, and no path is cut.
     """
+    lanes = number_of_lanes(case)
     params, carry, key = case.params, dict(case.carry), jax.random.key(seed)
     cut, groups = NumpyOps('cut'), case.model.groups
     if scope == 'all':
@@ -173,16 +178,26 @@ def _gradient(case, ops, params, carry, x, y, history):
     return jacobian(lambda p: loss(p, carry), params)[0] + history(lam)
 
 
-def uoro(case, seed=0, pair='sample', resets=None, lanes=2, slopes=()):
-    """UORO with all paths of the step. ``slopes``: by top-level parameter the derivative of the
-    op's weight by it, where that is not 1: norms are those of weights.
-    """
+def sigmoid_slope(w):
+    return np.exp(-w) / (1 + np.exp(-w)) ** 2
+
+
+# By model and parameter the derivative of an op's weight by it, where that is not 1.
+SLOPES = {
+    'learned_decay': {'decay': sigmoid_slope, 'gain': np.exp},
+    'conv1d': {'decay': sigmoid_slope},
+}
+
+
+def uoro(case, seed=0, pair='sample', resets=None):
+    """UORO with all paths of the step; norms are those of the ops' weights."""
+    lanes = number_of_lanes(case)
     params, carry, key = case.params, dict(case.carry), jax.random.key(seed)
     names = sorted(carry)
     rows = np.concatenate([lanes_of(carry[n].shape, lanes) for n in names])
     of_pairs = rows if pair == 'sample' else 0 * rows
     s, m = np.zeros(len(rows)), np.zeros((of_pairs.max() + 1, flat(params).size))
-    ones, given = jax.tree.map(np.ones_like, params), dict(slopes)
+    ones, given = jax.tree.map(np.ones_like, params), SLOPES.get(case.model.name, {})
     slope = flat({k: given[k](params[k]) if k in given else v for k, v in ones.items()})
     steps, before = [], []
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):

@@ -12,8 +12,10 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
+from tests import oracles
 from tests.compare import assert_close
-from tests.gradients.harness import quick
+from tests.gradients.harness import learn
+from tests.models import squared
 
 D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
 H = np.zeros((1, 2))
@@ -21,28 +23,13 @@ XS = np.linspace(-1.0, 1.2, 6).reshape(6, 1, 1)
 YS = np.ones((6, 1, 2))
 
 
-def loss(output, y):
-    return ((output - y) ** 2).sum()
-
-
-def backwards(cell, params, carry):
-    """The gradient by reverse mode through the whole sequence."""
-
-    def total(params):
-        outputs = jax.lax.scan(lambda c, x: cell(params, c, x)[::-1], carry, XS)[1]
-        return jax.vmap(loss)(outputs, YS).sum()
-
-    return quick(jax.grad(total))(params)
-
-
-def online(cell, params, carry, rule=D_RTRL, **options):
-    """``(gradient, learner)`` of a marked cell."""
-    learner = functional.online(cell, rule, **{'mark': 'auto', **options})
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        state = learner.init(params, carry, XS[0])
-    run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
-    return run(params, state, XS, YS)[0], learner
+def check(cell, params, carry, rule=D_RTRL, **options):
+    """The learner of a marked cell, which has the gradient of reverse mode."""
+    data = params, carry, XS, YS
+    got, learner = learn(cell, rule, *data, window=4, mark='auto', **options)
+    assert learner.report.exact
+    assert_close(got, oracles.by_time(cell, *data, squared))
+    return learner
 
 
 # branches -----------------------------------------------------------------------------------------
@@ -59,10 +46,7 @@ def in_each_branch(p, c, x):
 def test_a_parameter_in_several_branches_has_an_op_in_each():
     params = {'b': np.array([0.3, -0.2])}
     carry = {'h': H, 'n': np.array(0)}
-    grads, learner = online(in_each_branch, params, carry)
-    assert len(learner.graph.ops) == 6
-    assert learner.report.exact
-    assert_close(grads, backwards(in_each_branch, params, carry))
+    assert len(check(in_each_branch, params, carry).graph.ops) == 6
 
 
 # a parameter that is a new state ------------------------------------------------------------------
@@ -84,10 +68,7 @@ NAMES = ('h', 'b', 'twin', 'branch', 'loop', 'pure')
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [D_RTRL, RTRL], ids=lambda rule: rule.name)
 def test_a_parameter_that_is_a_new_state_keeps_its_history(rule):
-    carry = dict.fromkeys(NAMES, H)
-    grads, learner = online(becomes_states, P, carry, rule, strict=True)
-    assert learner.report.exact
-    assert_close(grads, backwards(becomes_states, P, carry))
+    check(becomes_states, P, dict.fromkeys(NAMES, H), rule, strict=True)
 
 
 def told(cell, carry, **options):

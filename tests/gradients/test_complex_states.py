@@ -7,47 +7,21 @@ import optax
 import pytest
 
 from braintrace import functional, rules
-from tests.compare import added, assert_close, assert_moves
-from tests.gradients.harness import quick
+from tests import oracles
+from tests.compare import added, assert_close, assert_moves, assert_same_kinds
+from tests.gradients.harness import FLAGS, MASK, learn_by_steps, quick
 from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, loss, readout
 from tests.models.library import LibraryOps
 from tests.models.ops import JaxOps
-from tests.oracles import QUICK
 
 slow = pytest.mark.slow
 D_RTRL, LATE = rules.d_rtrl(), rules.d_rtrl(write_every=3)
-MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
-FLAGS = np.zeros((T, B), bool)
-FLAGS[[2, 4], 0] = FLAGS[[1, 2], 1] = True
 FRESH = 0.3 * H[::-1]
 
 
-def oracle(case):
-    """``(params, weights, flags, moved) -> gradient`` of the weighted losses, by reverse mode;
-    ``moved`` are weights of each step to which the parameters are added.
-    """
-    cell = case.run(JaxOps())
-
-    def fresh(a):
-        return FRESH if jnp.iscomplexobj(a) else FRESH.real
-
-    def total(params, weights, flags, moved):
-        def step(h, at):
-            x, y, weight, flag, moved = at
-            h = jax.tree.map(lambda a: jnp.where(flag[:, None], fresh(a), a), h)
-            output, h = cell(jax.tree.map(jnp.add, moved, params), h, x)
-            return h, weight * loss(output, y)
-
-        return jax.lax.scan(step, case.carry, (XS, YS, weights, flags, moved))[1].sum()
-
-    return jax.jit(jax.grad(total), compiler_options=QUICK)
-
-
-def bptt(case, weights=None, flags=None):
-    weights = np.ones(T) if weights is None else weights
-    flags = np.zeros((T, B), bool) if flags is None else flags
-    nothing = jax.tree.map(lambda p: np.zeros((T, *p.shape), p.dtype), case.params)
-    return oracle(case)(case.params, weights, flags, nothing)
+def bptt(case, weights=None, reset=None):
+    data = case.params, case.carry, XS, YS, loss
+    return oracles.by_time(case.run(JaxOps()), *data, weights, reset)
 
 
 def online(case, rule=D_RTRL):
@@ -55,10 +29,8 @@ def online(case, rule=D_RTRL):
     return learner, learner.init(case.params, case.carry, XS[0])
 
 
-@pytest.mark.tier(one_in=4)
-@pytest.mark.parametrize(
-    'name', ['natural', *(pytest.param(n, marks=slow) for n in CASES if n != 'natural')]
-)
+@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.parametrize('name', CASES)
 def test_windows_give_the_gradient_of_backpropagation(name):
     case = CASES[name]
     learner, state = online(case)
@@ -67,7 +39,8 @@ def test_windows_give_the_gradient_of_backpropagation(name):
         grads, _, _, state = run(case.params, state, XS[steps], YS[steps])
         found.append(grads)
     assert_moves(added(found))
-    assert_close(added(found), bptt(case))
+    assert_close(added(found), want := bptt(case))
+    assert_same_kinds(found[0], want)
     (group,) = learner.graph.hidden_groups
     assert group.num_state == case.states
     kinds = {e.dtype for e in jax.tree.leaves(state.trace)}
@@ -82,12 +55,8 @@ def test_windows_give_the_gradient_of_backpropagation(name):
 )
 def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
     case = CASES[name]
-    learner, state = online(case, rule)
-    step, found = quick(learner.grad(loss)), []
-    for x, y in zip(XS, YS, strict=True):
-        grads, _, _, state = step(case.params, state, x, y)
-        found.append(grads)
-    assert_close(added(found), bptt(case))
+    data = case.params, case.carry, XS, YS, loss
+    assert_close(learn_by_steps(online(case, rule)[0], *data), bptt(case))
 
 
 @pytest.mark.tier(one_in=2)
@@ -98,7 +67,7 @@ def test_resets_and_masks(name):
     learner, state = online(case)
     run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
     grads, *_ = run(case.params, state, XS, YS, mask=MASK, reset=(FLAGS, FRESH))
-    assert_close(grads, bptt(case, MASK, FLAGS))
+    assert_close(grads, bptt(case, MASK, (FLAGS, FRESH)))
 
 
 @pytest.mark.tier(one_in=2)
@@ -111,13 +80,18 @@ def test_updates_inside_a_sequence(every, write_every):
     optimizer = optax.sgd(0.02)
     run = quick(learner.sequence_update(loss, optimizer, every, 'sum', write_every))
     got, *_ = run(case.params, optimizer.init(case.params), state, XS, YS)
-    now, used, gradient = case.params, [], oracle(case)
+    now, used, cell = case.params, [], case.run(JaxOps())
     nothing = jax.tree.map(np.zeros_like, now)
+
+    def moved(p, h, at):
+        x, of_step = at
+        return cell(jax.tree.map(jnp.add, of_step, p), h, x)
+
     for start in range(0, T, every):
         used += [now] * every
         of_step = jax.tree.map(lambda *ps: np.stack(ps), *used, *[now] * (T - len(used)))
         weights = np.isin(np.arange(T), range(start, start + every)).astype(float)
-        grads = gradient(nothing, weights, np.zeros((T, B), bool), of_step)
+        grads = oracles.by_time(moved, nothing, case.carry, (XS, of_step), YS, loss, weights)
         now = jax.tree.map(lambda p, g: np.asarray(p - 0.02 * g), now, grads)
     assert_close(got, now)
 

@@ -10,7 +10,9 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace._rules import pending
+from tests import oracles
 from tests.compare import assert_close
+from tests.models import squared
 
 B, I, N, T = 3, 2, 4, 5
 RNG = np.random.default_rng(0)
@@ -86,10 +88,6 @@ CELLS = {
 SMALL = {'number': (1, 1), 'of_lanes': (B, 1)}  # shapes of D; of the others (1, N)
 
 
-def loss(y, target):
-    return jnp.sum((y - target) ** 2)
-
-
 def setting(name):
     step, states = CELLS[name]
     dtype = complex if name == 'complex' else float
@@ -100,44 +98,24 @@ def setting(name):
     return step, first, xs, jnp.asarray(RNG.normal(size=(2 * T, *width)))
 
 
-def reverse_mode(step, first, xs, ys, alive):
-    """The gradient of the losses that are ``alive``, by reverse mode through all steps; a reset of
-    lanes is a state that is zero there.
-    """
-
-    def total(params):
-        def body(h, at):
-            x, y, counts, flags = at
-            h = jax.tree.map(lambda a, b: jnp.where(flags[:, None], b, a), h, first)
-            out, h = step(params, h, x)
-            return h, counts * loss(out, y)
-
-        return jax.lax.scan(body, first, (xs, ys, *alive))[1].sum()
-
-    return jax.grad(total)(PARAMS)
-
-
 @pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize('resets', [False, True])
 @pytest.mark.parametrize('name', CELLS)
 def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):
     step, first, xs, ys = setting(name)
     online = functional.online(step, rules.d_rtrl())
+    flags, counts = np.zeros((2 * T, B), bool), np.arange(2 * T) >= T
+    flags[2, 0] = flags[T + 1, 1] = resets
+    given = lambda part: {'reset': (flags[part], first)} if resets else {}
+    before, after = slice(0, T), slice(T, 2 * T)
+    run = online.sequence_grad(squared, reduction='sum')
     state = online.init(PARAMS, first, xs[0])
-    run = online.sequence_grad(loss, reduction='sum')
-    flags = jnp.zeros((2 * T, B), bool)
-    if resets:
-        flags = flags.at[2, 0].set(True).at[T + 1, 1].set(True)
-    state = run(PARAMS, state, xs[:T], ys[:T], **given(resets, flags[:T], first))[3]
+    state = run(PARAMS, state, xs[before], ys[before], **given(before))[3]
+    want = oracles.by_time(step, PARAMS, first, xs, ys, squared, counts, (flags, first))
     for window in (None, 2):
-        run = online.sequence_grad(loss, reduction='sum', window=window)
-        got = run(PARAMS, state, xs[T:], ys[T:], **given(resets, flags[T:], first))[0]
-        counts = jnp.arange(2 * T) >= T
-        assert_close(got, reverse_mode(step, first, xs, ys, (counts, flags)), 1e-10)
-
-
-def given(resets: bool, flags, first) -> dict:
-    return {'reset': (flags, first)} if resets else {}
+        run = online.sequence_grad(squared, reduction='sum', window=window)
+        got = run(PARAMS, state, xs[after], ys[after], **given(after))[0]
+        assert_close(got, want, 1e-10)
 
 
 @pytest.mark.parametrize('name', CELLS)
@@ -148,7 +126,7 @@ def test_powers_of_a_constant_decay_are_found_once(name, monkeypatch):
     monkeypatch.setattr(pending, '_moves_once', lambda *a: found.append(moves(*a)) or found[-1])
     online = functional.online(step, rules.d_rtrl())
     state = online.init(PARAMS, first, xs[0])
-    jax.make_jaxpr(online.sequence_grad(loss))(PARAMS, state, xs, ys)
+    jax.make_jaxpr(online.sequence_grad(squared))(PARAMS, state, xs, ys)
     shapes = {x.shape for d in found[0].values() for x in jax.tree.leaves(d)}
     assert shapes == {SMALL.get(name, (1, N))}
     assert len(found[0]) == (1 if name == 'beside_a_gate' else len(state.trace['w']))

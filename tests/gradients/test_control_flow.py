@@ -16,6 +16,7 @@ from tests.gradients.rows import WIDE, core_first, crossed, every_core_first, is
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
+from tests.models.model import cell_of
 from tests.tiers import in_turn, none, pairwise, slow
 
 DECAY = 0.8
@@ -23,15 +24,11 @@ D_RTRL, ES_D_RTRL = rules.d_rtrl(), rules.es_d_rtrl(DECAY)
 WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, DECAY)}
 both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
 unrolled_and_not = pytest.mark.parametrize('unroll', [8, 0])
-LOST = {  # row -> parameters whose past is left out and named: their same-step gradient stays whole
-    'vmap_cond': (
-        'input-dependent-weight',
-        ['one', 'two'],
-    )  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
-}
+# The weight of this row is JAX's `select(taken, w, stop_gradient(w))`.
+LOST, BRANCHES = 'vmap_cond', ('one', 'two')
 REFUSED = ['while_mixing', 'while_mixing_tail']
 LOOPS = [m.name for m in [*loops.MODELS, *maps.MODELS] if 'scan' in m.name or 'fori' in m.name]
-OTHERS = [name for name in models.PROGRAMS if name not in [*LOOPS, *LOST, *REFUSED]]
+OTHERS = [name for name in models.PROGRAMS if name not in [*LOOPS, LOST, *REFUSED]]
 
 
 def check(name, rule, window=3, unroll=None):
@@ -65,16 +62,13 @@ def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, un
 
 @pytest.mark.tier(quick=2, one_in=4)
 @both_rules
-@pytest.mark.parametrize('name', LOST)
-def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, rule):
-    case, (kind, lost) = models.case(name), LOST[name]
-    want, same_step = oracles.total(WANT[rule](case)), oracles.same_step(case)
-    assert_close(
-        over_sequence(case, rule, 3)[0],
-        {k: same_step[k] if k in lost else v for k, v in want.items()},
-    )
-    notes = [d for d in learner_of(case, rule).graph.diagnostics if d.kind == kind]
-    assert {d.path.split('/')[0] for d in notes} & set(lost) and all(d.location for d in notes)
+def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(rule):
+    case, same_step = models.case(LOST), oracles.same_step(models.case(LOST))
+    want = oracles.total(WANT[rule](case)) | {k: same_step[k] for k in BRANCHES}
+    assert_close(over_sequence(case, rule, 3)[0], want)
+    notes = learner_of(case, rule).graph.diagnostics
+    notes = [d for d in notes if d.kind == 'input-dependent-weight']
+    assert {d.path.split('/')[0] for d in notes} & {*BRANCHES} and all(d.location for d in notes)
 
 
 @pytest.mark.parametrize('name', REFUSED)
@@ -93,20 +87,12 @@ def test_a_step_may_be_compiled_inside_jit(name):
     assert learner.graph.hidden_param_op_relations and not state.t.any()
 
 
-WINDOWED = [
-    'calls_mixed',
-    'sharded',
-    'cond',
-    'clockwork',
-    'cond_log_of_negative',
-    'switch_nan',
-    'while',
-    'while_pair',
-    'vmap_weights',
-    'vmap_conv',
-    'move_put_on_zeros',
-    'broadcast',
-]
+WINDOWED = (
+    'calls_mixed sharded cond clockwork cond_log_of_negative switch_nan while while_pair'.split()
+)
+WINDOWED += 'vmap_weights vmap_conv move_put_on_zeros broadcast'.split()
+SCANS = 'scan scan_lstm scan_nested scan_weight_slices scan_two_layers scan_decay'.split()
+SCANS += ['scan_of_vmap', 'cond_in_scan']
 
 
 @pytest.mark.tier(one_in=4)
@@ -125,16 +111,7 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
 @pytest.mark.tier(one_in=4)
 @pairwise(
     none,
-    name=[
-        'scan',
-        'scan_lstm',
-        'scan_nested',
-        'scan_weight_slices',
-        'scan_two_layers',
-        'scan_decay',
-        'scan_of_vmap',
-        'cond_in_scan',
-    ],
+    name=SCANS,
     window=[1, None],
     unroll=[8, 0],
     rule=[D_RTRL, ES_D_RTRL],
@@ -169,7 +146,7 @@ def test_a_branch_not_taken_leaves_nothing_behind(name, rule):
 @functools.cache
 def version(update):
     """All versions have one name, hence the same numbers."""
-    return models.make_case(models.Model('version', control_flow.cell_of(update), SMALL | OUT))
+    return models.make_case(models.Model('version', cell_of(update), SMALL | OUT))
 
 
 @functools.cache

@@ -5,7 +5,6 @@ they have no part in a trace, and the gradients are those of the recursion that 
 from functools import partial
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import braintrace
 from braintrace import rules
 from tests import oracles
 from tests.compare import assert_close
-from tests.gradients.harness import other_carry, over_sequence, start
+from tests.gradients.harness import over_sequence, restarts, start
 from tests.models.library import LibraryOps
 from tests.models.model import B, I, M, Model, N, O, make_case
 from tests.models.spiking import THRESHOLD
@@ -72,11 +71,9 @@ def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
     graph = start(case, rule)[0].first.graph
     assert names(graph, graph.derived.states) == sorted(['z', *ALSO.get(others, [])])
     assert names(graph, graph.states) == sorted(['v', *STAY.get(others, [])])
-    carry0, flags = other_carry(case), np.zeros((6, B), bool)
-    flags[3, 0] = flags[[1, 4], 1] = True
-    want = oracles.total(oracles.restarted(ORACLES[rule], case, flags, carry0))
+    want = oracles.total(oracles.restarted(ORACLES[rule], case, *restarts(case)))
     for window in (1, 4):
-        assert_close(over_sequence(case, rule, window, reset=(flags, carry0))[0], want)
+        assert_close(over_sequence(case, rule, window, reset=restarts(case))[0], want)
 
 
 @pytest.mark.slow
@@ -196,15 +193,14 @@ def test_a_loss_may_read_the_old_and_the_new_spike_itself(window):
 
     grads = learner.etrace_grad(XS, step_fn=step_fn, window=window, reduction='sum').grads
 
-    def losses(w):
-        def step(h, x):
-            v = 0.9 * h[0] - h[1] + x @ w
-            z = LibraryOps().spike(v - THRESHOLD)
-            return (v, z), jnp.sum(jnp.sin(z + v)) + jnp.sum(jnp.cos(h[1]))
+    def cell(w, h, x):
+        v = 0.9 * h[0] - h[1] + x @ w
+        z = LibraryOps().spike(v - THRESHOLD)
+        return jnp.sum(jnp.sin(z + v)) + jnp.sum(jnp.cos(h[1])), (v, z)
 
-        return jax.lax.scan(step, (jnp.zeros((B, N)), jnp.zeros((B, N))), XS)[1].sum()
-
-    assert_close(grads[('w',)], jax.grad(losses)(learner.model.w.value))
+    first = (jnp.zeros((B, N)), jnp.zeros((B, N)))
+    want = oracles.by_time(cell, learner.model.w.value, first, XS, XS, lambda loss, _: loss)
+    assert_close(grads[('w',)], want)
 
 
 def test_the_report_names_a_derived_state():

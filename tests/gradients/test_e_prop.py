@@ -17,9 +17,9 @@ from braintrace import functional
 from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
+from tests.gradients.harness import learn, quick
 from tests.models.library import LibraryOps
 from tests.models.ops import surrogate
-from tests.tiers import slow
 
 LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
 LEAK, KAPPA, THRESHOLD = 0.9, 0.8, 0.4
@@ -120,10 +120,6 @@ def started(learner, params=None):
     return params, learner.init(params, zeros(), xs[0])
 
 
-def quick(fn):
-    return jax.jit(fn, compiler_options=oracles.QUICK)
-
-
 def over_sequence(learner, window=None, params=None, **options):
     params, state = started(learner, params)
     inside = {'inside': options.pop('inside', 'trace')}
@@ -140,15 +136,7 @@ def weights_sent_back(learner, key='out'):
 
 @pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
-    'kind, window',
-    [
-        ('spiking', 4),
-        pytest.param('leaky', 4, marks=slow),
-        pytest.param('spiking', 1, marks=slow),
-        pytest.param('leaky', 1, marks=pytest.mark.nightly),
-        pytest.param('spiking', None, marks=pytest.mark.nightly),
-        pytest.param('leaky', None, marks=slow),
-    ],
+    'kind, window', [('spiking', 4), ('leaky', 4), ('spiking', 1), ('leaky', None)]
 )
 def test_it_is_the_gradient_of_explicit_traces(kind, window):
     want = added(explicit(kind))
@@ -173,7 +161,8 @@ def test_rflo_is_random_feedback_without_a_filter(kind):
     assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
 
 
-@pytest.mark.parametrize('feedback', ['symmetric', pytest.param('random', marks=slow)])
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('feedback', ['symmetric', 'random'])
 def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
     learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
     B = None if feedback == 'symmetric' else weights_sent_back(learner)
@@ -183,7 +172,8 @@ def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
         assert_close(grads, want)
 
 
-@pytest.mark.parametrize('window', [pytest.param(None, marks=slow), pytest.param(2, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('window', [None, 2])
 def test_resets_of_lanes_and_masks(window):
     flags, mask = np.zeros((STEPS, LANES), bool), np.linspace(0, 2, STEPS)
     flags[[2, 4], 0] = flags[[1, 4, 7], 1] = True
@@ -208,14 +198,8 @@ def test_single_steps_after_a_reset():
 def by_time(kind, params, **options):
     """Back-propagation through time, in which the network reads its old spikes as constants."""
 
-    def total(params):
-        def step(carry, at):
-            y, carry = cell(kind, params, carry, at[0], jnp.matmul, **options)
-            return carry, loss(y, at[1])
-
-        return jax.lax.scan(step, zeros(), drawn()[2:])[1].sum()
-
-    return quick(jax.grad(total))(params)
+    plain = functools.partial(cell, kind, matmul=jnp.matmul, **options)
+    return oracles.by_time(plain, params, zeros(), *drawn()[2:], loss)
 
 
 @pytest.mark.slow
@@ -346,15 +330,8 @@ def test_several_readouts_of_a_layer():
     def squares(ys, target):
         return sum(((y - target) ** 2).sum() for y in ys.values())
 
-    def total(params):
-        def step(carry, x):
-            ys, carry = several(models.ops.JaxOps(), params, carry, x)
-            return carry, squares(ys, 1.0)
-
-        return jax.lax.scan(step, carry, xs)[1].sum()
-
-    online = functional.online(functools.partial(several, LibraryOps()), rules.e_prop(KAPPA))
-    state, targets = online.init(params, carry, xs[0]), np.ones(STEPS)
-    run = online.sequence_grad(squares, window=3, reduction='sum')
-    assert_close(quick(run)(params, state, xs, targets)[0], quick(jax.grad(total))(params))
+    of = lambda ops: functools.partial(several, ops)
+    data = params, carry, xs, np.ones(STEPS), squares
+    got, online = learn(of(LibraryOps()), rules.e_prop(KAPPA), *data, window=3)
+    assert_close(got, oracles.by_time(of(models.ops.JaxOps()), *data))
     assert 3 in [group.num_state for group in online.graph.hidden_groups]

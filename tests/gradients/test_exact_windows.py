@@ -8,18 +8,13 @@ import pytest
 from braintrace import rules
 from braintrace.errors import OptionError
 from tests import models, oracles
-from tests.compare import added, assert_drawn_close, at, differences
-from tests.gradients.harness import learner_of, other_carry, quick, start
+from tests.compare import added, assert_drawn_close, differences
+from tests.gradients.harness import MASK, learner_of, other_carry, quick, restarts, start
 from tests.gradients.rows import every_core_first, every_wide_first
-from tests.tiers import slow
 
 pytestmark = pytest.mark.drawn
 RULE = rules.d_rtrl()
-few = pytest.mark.parametrize(
-    'name',
-    ['gru', *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'adaptive_lif', 'stored_spike'))],
-)
-MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+few = pytest.mark.parametrize('name', ['gru', 'lstm_fused', 'adaptive_lif', 'stored_spike'])
 
 
 def gradient(case, rule, window, keep_trace=True, state=None, steps=slice(None), **arguments):
@@ -83,10 +78,8 @@ def test_windows_of_one_step_are_those_of_the_whole_credit(name):
 @few
 def test_resets_masks_and_a_later_call(name):
     case = models.case(name)
-    carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
-    flags[[2, 4], 0] = flags[[1, 2], 1] = True
-    whole = oracles.restarted(_bptt_of_each_loss, case, flags, carry0)
-    grads, *_ = gradient(case, RULE, None, reset=(flags, carry0), mask=MASK)
+    whole = oracles.restarted(_bptt_of_each_loss, case, *restarts(case))
+    grads, *_ = gradient(case, RULE, None, reset=restarts(case), mask=MASK)
     assert_drawn_close(grads, oracles.total(whole, MASK))
     first, _, _, state = gradient(case, RULE, 3, steps=slice(0, 3))
     second, _, _, state = gradient(case, RULE, 3, state=state, steps=slice(3, 6))
@@ -113,13 +106,10 @@ def test_resets_inside_windows_with_a_trace():
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
     flags[2, 0] = flags[3, 1] = flags[5, 0] = True
     one = gradient(case, RULE, None, reset=(flags, carry0))[0]
-    rtrl_like, state, total = start(case, RULE)[1], None, []
-    for k in range(0, 6, 3):
-        part = slice(k, k + 3)
-        state = rtrl_like if state is None else state
-        grads, _, _, state = gradient(
-            case, RULE, None, state=state, steps=part, reset=(flags[part], carry0)
-        )
+    state, total = None, []
+    for part in (slice(0, 3), slice(3, 6)):
+        options = {'steps': part, 'reset': (flags[part], carry0)}
+        grads, _, _, state = gradient(case, RULE, None, state=state, **options)
         total.append(grads)
     both = gradient(case, RULE, 3, reset=(flags, carry0))[0]
     assert_drawn_close(added(total), both)
@@ -157,14 +147,24 @@ def test_updates_take_exact_windows_too(write_every):
     assert_drawn_close(new, params)
 
 
-def test_the_length_of_an_exact_window_is_asked_for():
-    learner, _ = start(models.case('gru'), RULE)
-    with pytest.raises(OptionError, match='its length changes the gradient'):
-        learner.sequence_grad(models.squared, inside='exact')
-    with pytest.raises(OptionError, match="inside is 'exactly'; choose 'trace' or"):
-        learner.sequence_grad(models.squared, window=3, inside='exactly')
+@pytest.mark.parametrize(
+    'options, found',
+    [
+        ({'inside': 'exact'}, 'its length changes the gradient'),
+        ({'window': 3, 'inside': 'exactly'}, "inside is 'exactly'; choose 'trace' or"),
+        ({'inside': None}, 'inside is None'),
+    ],
+)
+def test_the_length_of_an_exact_window_is_asked_for(options, found):
+    with pytest.raises(OptionError, match=found):
+        start(models.case('gru'), RULE)[0].sequence_grad(models.squared, **options)
+
+
+def test_the_inside_of_a_window_of_updates_is_a_choice():
     with pytest.raises(OptionError, match='inside is None'):
-        learner.sequence_update(models.squared, optax.sgd(0.1), inside=None)
+        learner_of(models.case('gru'), RULE).sequence_update(
+            models.squared, optax.sgd(0.1), inside=None
+        )
 
 
 @pytest.mark.slow
@@ -193,10 +193,8 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
 
 
 @pytest.mark.slow
-def test_each_step_counts():
+@pytest.mark.parametrize('steps', [1, 2])
+def test_each_step_counts(steps):
     case = models.case('gru')
-    steps = [gradient(case, RULE, None, steps=slice(0, k))[0] for k in (1, 2)]
-    want = [oracles.bptt(case.steps(0, k, case.carry)) for k in (1, 2)]
-    for grads, bptt in zip(steps, want, strict=True):
-        assert_drawn_close(grads, bptt)
-    assert_drawn_close(steps[0], at(oracles.dense_recursion(case), 0))
+    want = oracles.bptt(case.steps(0, steps, case.carry))
+    assert_drawn_close(gradient(case, RULE, None, steps=slice(0, steps))[0], want)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, rules, verify
-from tests import models
+from braintrace import functional, rules
+from tests import models, oracles
 from tests.compare import assert_close
-from tests.gradients.harness import start
+from tests.gradients.harness import learn, start
 from tests.tiers import slow
 
 B, I, K, D = 2, 3, 2, 4
@@ -23,14 +23,10 @@ def loss(output, y):
 
 def check(cell, params, carry):
     """Windows and single steps against plain backpropagation through time; the learner."""
-    want = verify.bptt_gradients(cell, params, carry, XS, YS, loss)
+    want = oracles.by_time(cell, params, carry, XS, YS, loss)
     for window in (1, 3):
-        learner = functional.online(cell, rules.d_rtrl())
-        state = learner.init(params, carry, XS[0])
-        grads, *_ = learner.sequence_grad(loss, window=window, reduction='sum')(
-            params, state, XS, YS
-        )
-        assert_close(grads, want)
+        got, learner = learn(cell, rules.d_rtrl(), params, carry, XS, YS, loss, window)
+        assert_close(got, want)
     assert braintrace.report(learner.graph).exact
     return learner
 

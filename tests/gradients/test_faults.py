@@ -18,10 +18,6 @@ WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recu
 both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
 
 
-def rows(*names):
-    return pytest.mark.parametrize('name', names)
-
-
 def gradient(case, rule=D_RTRL, window=2):
     """The library's gradient, which equals the oracle's and leaves no parameter without one."""
     grads, *_ = over_sequence(case, rule, window)
@@ -30,22 +26,35 @@ def gradient(case, rule=D_RTRL, window=2):
     return grads
 
 
-@pytest.mark.tier(quick=1, one_in=4)
-@both_rules
-@rows('plain_input', 'gru', 'lru', 'op_readout', 'encoder')
-def test_fault_a_readouts_plain_weights_and_reset_gates_get_their_gradient(name, rule):
+OF_BOTH_RULES = {
+    'a: readouts, plain weights and reset gates': 'plain_input gru lru op_readout encoder',
+    'c: a state that reads another new state counts once': (
+        'lstm lstm_fused lstm_reading_cell synapse'
+    ),
+    'g: two hidden states may be added directly': 'state_sum',
+    'j: a weight reaches h directly and through an op': 'mgu minimal_rnn op_between_states',
+}
+OF_D_RTRL = {
+    'a: an output that does not read the new state': 'old_output bypass',
+    'b: the function between a parameter and its op': (
+        'masked transposed absolute doubled reshaped normalised'
+    ),
+    'd: a tail that moves positions': 'tail_flip tail_swap tail_cumsum tail_norm',
+    'e: recurrence by data movement is cut and not summed into the diagonal': 'roll mean',
+}
+ROWS = [
+    pytest.param(name, rule, id=f'{fault[0]}-{name}-{rule.name}')
+    for table, rules_ in ((OF_BOTH_RULES, WANT), (OF_D_RTRL, [D_RTRL]))
+    for fault, names in table.items()
+    for name in names.split()
+    for rule in rules_
+]
+
+
+@pytest.mark.tier(quick=6, one_in=3)
+@pytest.mark.parametrize('name, rule', ROWS)
+def test_a_fault_does_not_come_back(name, rule):
     gradient(models.case(name, models.cubic), rule)
-
-
-@rows('old_output', 'bypass')
-def test_fault_a_an_output_that_does_not_read_the_new_state_trains_every_parameter(name):
-    gradient(models.case(name, models.cubic))
-
-
-@pytest.mark.tier(quick=2, one_in=2)
-@rows('masked', 'transposed', 'absolute', 'doubled', 'reshaped', 'normalised')
-def test_fault_b_the_function_between_a_parameter_and_its_op_counts(name):
-    gradient(models.case(name, models.cubic))
 
 
 def test_fault_b_the_gradient_of_a_doubled_weight_is_twice_that_of_the_weight():
@@ -71,37 +80,14 @@ def test_fault_b_a_masked_entry_gets_exactly_nothing():
     np.testing.assert_array_equal(grads['w'] != 0.0, models.weights.MASK)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
-@both_rules
-@rows('lstm', 'lstm_fused', 'lstm_reading_cell', 'synapse')
-def test_fault_c_a_state_that_reads_another_new_state_counts_once(name, rule):
-    gradient(models.case(name, models.cubic), rule)
-
-
-@pytest.mark.tier(quick=1)
-@rows('tail_flip', 'tail_swap', 'tail_cumsum', 'tail_norm')
-def test_fault_d_a_tail_that_moves_positions_is_followed_or_cut(name):
-    gradient(models.case(name, models.cubic))
-
-
-@rows('roll', 'mean')
-def test_fault_e_recurrence_by_data_movement_is_cut_and_not_summed_into_the_diagonal(name):
-    gradient(models.case(name, models.cubic))
-
-
 def test_fault_f_two_parameters_added_before_one_op_both_learn():
     grads = gradient(models.case('added', models.cubic))
     np.testing.assert_array_equal(grads['w1'], grads['w2'])
 
 
-@both_rules
-def test_fault_g_two_hidden_states_may_be_added_directly(rule):
-    gradient(models.case('state_sum', models.cubic), rule)
-
-
 @pytest.mark.tier(quick=1, one_in=4)
 @both_rules
-@rows('leaky', 'lstm', 'adaptive_lif')
+@pytest.mark.parametrize('name', ['leaky', 'lstm', 'adaptive_lif'])
 def test_fault_h_a_loop_inside_one_grad_gives_the_sum_of_the_online_gradients(name, rule):
     case = models.case(name)
     learner, state = start(case, rule)
@@ -155,12 +141,9 @@ def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
 
 @pytest.mark.tier(quick=0, one_in=4)
 @both_rules
-@rows('mgu', 'minimal_rnn', 'op_between_states')
-def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_same_step_parts(
-    name, rule
-):
+@pytest.mark.parametrize('name', ['mgu', 'minimal_rnn', 'op_between_states'])
+def test_fault_j_both_same_step_parts_of_a_weight_are_kept(name, rule):
     case = models.case(name, models.cubic)
-    gradient(case, rule)
     first, *_ = over_sequence(case, rule, None, slice(0, 1))
     assert_close(first, oracles.bptt(case.steps(0, 1, case.carry)))
 

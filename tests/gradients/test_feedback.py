@@ -17,10 +17,10 @@ import pytest
 import braintrace
 from braintrace import Feedback, functional, rules
 from braintrace.errors import OptionError
-from tests import models, oracles
+from tests import models
 from tests.compare import assert_close, assert_moves
+from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
-from tests.tiers import slow
 
 B, I, N, O, T = 2, 3, 6, 2, 5
 LEAK, DECAY = 0.9, 0.1
@@ -102,7 +102,7 @@ def by_time(kind, through, steps=slice(None), only=None):
             losses.append(loss(y, target))
         return sum(losses) if only is None else losses[only]
 
-    return jax.jit(jax.grad(total), compiler_options=oracles.QUICK)(weights(kind))
+    return quick(jax.grad(total))(weights(kind))
 
 
 @functools.cache
@@ -123,8 +123,7 @@ def drawn(kind, rule):
 def over_sequence(kind, rule, window=None, inside='trace'):
     learner, state = learner_of(kind, rule)
     run = learner.sequence_grad(loss, window=window, reduction='sum', inside=inside)
-    run = jax.jit(run, compiler_options=oracles.QUICK)
-    return run(weights(kind), state, XS, targets(kind))
+    return quick(run)(weights(kind), state, XS, targets(kind))
 
 
 RANDOM = rules.rflo()
@@ -136,15 +135,7 @@ def fading(offset):
 
 
 @pytest.mark.tier(quick=1)
-@pytest.mark.parametrize(
-    'kind',
-    [
-        'matmul',
-        pytest.param('conv', marks=slow),
-        pytest.param('lora', marks=slow),
-        pytest.param('sparse', marks=slow),
-    ],
-)
+@pytest.mark.parametrize('kind', READOUTS)
 def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
     through = drawn(kind, RANDOM)
     want = by_time(kind, lambda out, t: through)
@@ -153,9 +144,7 @@ def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'kind', ['matmul', *(pytest.param(k, marks=slow) for k in ('conv', 'sparse', 'lora'))]
-)
+@pytest.mark.parametrize('kind', READOUTS)
 def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     want = by_time(kind, fading(drawn(kind, ADAPTIVE)))
     assert_close(over_sequence(kind, ADAPTIVE, 2)[0], want)
@@ -163,16 +152,8 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     assert np.abs(symmetric['in'] - want['in']).max() > 1e-3
 
 
-@pytest.mark.tier(quick=1)
-@pytest.mark.parametrize(
-    'inside, window',
-    [
-        pytest.param('trace', 1, marks=slow),
-        pytest.param('exact', 2, marks=slow),
-        pytest.param('trace', None, marks=pytest.mark.nightly),
-        pytest.param('exact', None, marks=slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('inside, window', [('trace', 1), ('exact', 2), ('exact', None)])
 def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
     want = by_time('matmul', fading(drawn('matmul', ADAPTIVE)))
     grads, _, _, state = over_sequence('matmul', ADAPTIVE, window, inside)

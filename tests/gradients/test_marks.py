@@ -13,7 +13,10 @@ from jax import lax
 
 import braintrace
 from braintrace import functional, rules, verify
+from tests import oracles
 from tests.compare import assert_close, assert_moves, errors
+from tests.gradients.harness import learn, learn_by_steps
+from tests.models import squared
 
 T, B, I, N = 4, 2, 3, 4
 RULES = [rules.d_rtrl(), rules.es_d_rtrl(0.8), None]
@@ -23,10 +26,6 @@ sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
 def drawn(*shape, seed=0):
     return 0.5 * np.random.default_rng([seed, *shape]).normal(size=shape)
-
-
-def loss(output, target):
-    return jnp.sum((output - target) ** 2)
 
 
 # cells as frameworks write them, each with its twin ----------------------------------------------
@@ -110,48 +109,18 @@ TWINS = {
 XS, YS = drawn(T, B, I, seed=5), drawn(T, B, N, seed=6)
 
 
-def of_steps(learner, params, carry, xs, ys):
-    """The sum of the gradients of single steps."""
-    state, total = learner.init(params, carry, xs[0]), None
-    grad = jax.jit(learner.grad(loss))
-    for x, y in zip(xs, ys, strict=True):
-        grads, _, _, state = grad(params, state, x, y)
-        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
-    return total
-
-
-def of_sequence(learner, params, carry, xs, ys):
-    state = learner.init(params, carry, xs[0])
-    return jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)[0]
-
-
-def backwards(cell, params, carry, xs, ys):
-    """Plain reverse mode through all steps."""
-
-    def total(params):
-        result, now = 0.0, carry
-        for x, y in zip(xs, ys, strict=True):
-            output, now = cell(params, now, x)
-            result += loss(output, y)
-        return result
-
-    return jax.jit(jax.grad(total))(params)
-
-
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'es_d_rtrl', 'no_rule'])
 @pytest.mark.parametrize('name', TWINS)
 def test_a_marked_cell_learns_as_its_twin_by_hand(name, rule):
-    cell, by_hand, params, carry = TWINS[name]
-    marked = functional.online(cell, rule, mark='auto', strict=True)
-    twin = functional.online(by_hand, rule)
-    want = of_sequence(twin, params, carry, XS, YS)
+    cell, by_hand, *start = TWINS[name]
+    want, twin = learn(by_hand, rule, *start, XS, YS)
     assert_moves(want)
-    assert_close(of_sequence(marked, params, carry, XS, YS), want)
-    assert_close(of_steps(marked, params, carry, XS, YS), want)
+    got, marked = learn(cell, rule, *start, XS, YS, mark='auto', strict=True)
+    assert_close(got, want)
+    assert_close(learn_by_steps(marked, *start, XS, YS), want)
     if rule is RULES[0]:
-        cut = verify.cut_bptt_gradients(cell, params, carry, XS, YS, loss, graph=twin.graph)
+        cut = verify.cut_bptt_gradients(cell, *start, XS, YS, squared, graph=twin.graph)
         assert_close(want, cut)
         assert all(route.kind == 'trace' for route in marked.routes.values())
 
@@ -170,13 +139,12 @@ def test_the_trace_has_the_bytes_of_the_one_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 def test_without_marks_of_biases_their_gradients_differ():
     """What the comparison above would find."""
-    cell, by_hand, params, carry = TWINS['optimized_lstm']
-    some = functional.online(cell, RULES[0], mark=lambda path, leaf: leaf.ndim > 1)
-    want = of_sequence(functional.online(by_hand, RULES[0]), params, carry, XS, YS)
-    found = errors(of_sequence(some, params, carry, XS, YS), want)
+    cell, by_hand, *start = TWINS['optimized_lstm']
+    want = learn(by_hand, RULES[0], *start, XS, YS)[0]
+    got, some = learn(cell, RULES[0], *start, XS, YS, mark=lambda path, leaf: leaf.ndim > 1)
+    found = errors(got, want)
     assert found.pop("['b']") > 0.05
     assert max(found.values()) < 1e-12
     assert some.routes['b'].reason == 'not_etp_op'
@@ -245,25 +213,18 @@ def long_loop(p, h, x):
     return h, h
 
 
-EXACT = [
-    diagonal,
-    lookup,
-    convolution,
-    products_that_sum_nothing,
-    between_parameters,
-    by_hand_in_a_marked_cell,
-    long_loop,
-]
+EXACT = [diagonal, lookup, convolution, products_that_sum_nothing, between_parameters]
+EXACT += [by_hand_in_a_marked_cell, long_loop]
 
 
 @pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('cell', EXACT, ids=lambda cell: cell.__name__)
 def test_a_marked_cell_without_mixing_has_the_gradient_of_reverse_mode(cell):
-    learner = functional.online(cell, RULES[0], mark='auto')
-    want = backwards(cell, OTHER, H, XS, YS)
+    want = oracles.by_time(cell, OTHER, H, XS, YS, squared)
     assert_moves(want)
-    assert_close(of_sequence(learner, OTHER, H, XS, YS), want)
-    assert_close(of_steps(learner, OTHER, H, XS, YS), want)
+    got, learner = learn(cell, RULES[0], OTHER, H, XS, YS, mark='auto')
+    assert_close(got, want)
+    assert_close(learn_by_steps(learner, OTHER, H, XS, YS), want)
 
 
 def test_ops_by_hand_stay():
@@ -289,12 +250,10 @@ def fused_bias(apply):
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', RULES[:2], ids=['d_rtrl', 'es_d_rtrl'])
 def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
-    params, carry = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H)
-    learner = functional.online(fused_bias(ew), rule, strict=True)
-    wide = functional.online(fused_bias(lambda b: ew(jnp.broadcast_to(b, (B, 4 * N)))), rule)
-    assert_close(
-        of_sequence(learner, params, carry, XS, YS), of_sequence(wide, params, carry, XS, YS)
-    )
+    data = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H), XS, YS
+    wide = fused_bias(lambda b: ew(jnp.broadcast_to(b, (B, 4 * N))))
+    got, learner = learn(fused_bias(ew), rule, *data, strict=True)
+    assert_close(got, learn(wide, rule, *data)[0])
     route = learner.routes['b']
     assert (route.kind, route.reason) == ('trace', 'etp_elemwise')
     assert 'fused_bias' in route.location
@@ -304,8 +263,8 @@ def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
             h, c = lstm_gates(mm(jnp.concatenate([x, carry[0]], -1), p['w'], p['b']), carry[1])
             return h, (h, c)
 
-        args = params, carry, XS, YS
-        assert_close(of_steps(learner, *args), verify.cut_bptt_gradients(whole, *args, loss))
+        want = verify.cut_bptt_gradients(whole, *data, squared)
+        assert_close(learn_by_steps(learner, *data), want)
 
 
 # products of any layout --------------------------------------------------------------------------
@@ -345,7 +304,6 @@ def test_a_product_of_any_layout_has_the_gradient_of_reverse_mode(drawn_product)
     operands = (params['w'], xs[0]) if weight_left else (xs[0], params['w'])
     h = jnp.zeros(lax.dot_general(*operands, numbers).shape)
     ys = drawn(2, *h.shape, seed=2)
-    learner = functional.online(cell, RULES[0], mark='auto')
-    got = of_sequence(learner, params, h, xs, ys)
+    got, learner = learn(cell, RULES[0], params, h, xs, ys, mark='auto')
     assert learner.routes['w'].kind == 'trace'
-    assert_close(got, backwards(cell, params, h, xs, ys))
+    assert_close(got, oracles.by_time(cell, params, h, xs, ys, squared))

@@ -10,77 +10,60 @@ import pytest
 
 from tests import models, oracles
 from tests.compare import assert_close, assert_moves, at, errors
-from tests.gradients.rows import WIDE, every_wide_first
+from tests.gradients.rows import every_wide_first
 
 pytestmark = pytest.mark.slow  # they show nothing of the library
 LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
+EVERY = models.MODELS | models.PROGRAMS
+SMOOTH = 'leaky vector lstm lru op_between_states normalised sparse lora conv1d conv2d'.split()
+SMOOTH += 'tail_relu tail_norm three_layers populations'.split()
 
 
 def dense(case):
     return oracles.total(oracles.dense_recursion(case))
 
 
-@every_wide_first()
+every = every_wide_first(EVERY)
+
+
+@every
 def test_every_row_gives_each_parameter_a_gradient(name):
     case = models.case(name)
     assert_moves(dense(case))
 
 
 @pytest.mark.tier(one_in=2)
-@every_wide_first()
+@every
 def test_two_pass_reverse_mode_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
 
 
 @pytest.mark.tier(one_in=2)
-@every_wide_first(cut_bptt=True)
+@every_wide_first(EVERY, cut_bptt=True)
 def test_cut_bptt_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.cut_bptt(case), dense(case))
 
 
-@pytest.mark.parametrize('name', models.names(exact=True))
+@pytest.mark.parametrize('name', models.names(EVERY, exact=True))
 def test_plain_bptt_equals_the_dense_recursion_where_the_rule_is_exact(name):
     case = models.case(name)
     assert_close(oracles.bptt(case), dense(case))
 
 
 @pytest.mark.tier(one_in=2)
-@pytest.mark.parametrize(
-    'name',
-    [
-        'leaky',
-        'vector',
-        'lstm',
-        'lru',
-        'op_between_states',
-        'normalised',
-        'sparse',
-        'lora',
-        'conv1d',
-        'conv2d',
-        'tail_relu',
-        'tail_norm',
-        'three_layers',
-        'populations',
-    ],
-)
+@pytest.mark.parametrize('name', SMOOTH)
 def test_finite_differences_equal_plain_bptt(name):
     case = models.case(name, steps=3)
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
 @pytest.mark.tier(one_in=2)
-@every_wide_first()
-def test_es_recursion_without_decay_is_the_same_step_gradient(name):
+@every
+def test_es_recursion_without_decay_and_at_the_first_step(name):
     case = models.case(name)
     assert_close(oracles.total(oracles.es_recursion(case, 0.0)), oracles.same_step(case))
-
-
-@every_wide_first()
-def test_es_recursion_at_the_first_step_is_exact(name):
-    case = models.case(name)
     assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
 
 
@@ -135,34 +118,6 @@ def test_every_branch_of_a_row_is_taken(name):
     assert ops.taken and not any(ops.taken.values())
 
 
-@every_wide_first(models.PROGRAMS)
-def test_every_program_gives_each_parameter_a_gradient(name):
-    case = models.case(name)
-    assert_moves(dense(case))
-
-
-@pytest.mark.tier(one_in=2)
-@every_wide_first(models.PROGRAMS)
-def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
-    case = models.case(name)
-    assert_close(oracles.two_pass(case), dense(case))
-
-
-@pytest.mark.tier(one_in=2)
-@pytest.mark.parametrize(
-    'name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in WIDE]
-)
-def test_cut_bptt_equals_the_dense_recursion_for_programs(name):
-    case = models.case(name)
-    assert_close(oracles.cut_bptt(case), dense(case))
-
-
-@pytest.mark.parametrize('name', models.names(models.PROGRAMS, exact=True))
-def test_plain_bptt_equals_the_dense_recursion_where_a_program_is_exact(name):
-    case = models.case(name)
-    assert_close(oracles.bptt(case), dense(case))
-
-
 @pytest.mark.tier(one_in=2)
 @every_wide_first(models.PROGRAMS)
 def test_one_step_of_a_program_is_plain_bptt(name):
@@ -176,14 +131,6 @@ def test_one_step_of_a_program_is_plain_bptt(name):
 def test_finite_differences_equal_plain_bptt_of_programs(name):
     case = models.case(name, steps=2)
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
-
-
-@pytest.mark.tier(one_in=4)
-@every_wide_first(models.PROGRAMS)
-def test_es_recursion_of_programs_without_decay_and_at_the_first_step(name):
-    case = models.case(name)
-    assert_close(oracles.total(oracles.es_recursion(case, 0.0)), oracles.same_step(case))
-    assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
 
 
 class Forgetful(models.ops.JaxOps):
@@ -200,12 +147,6 @@ def test_what_earlier_turns_contribute_to_an_op_counts():
         case, None, (Forgetful('cut'), models.ops.JaxOps('constant'), set(case.carry))
     )[0]
     assert max(errors(forgetful, dense(case)).values()) > 1e-2
-
-
-def test_the_cut_alone_is_no_oracle_for_ops_in_a_loop():
-    for name in ('scan', 'fori_loop', 'scan_nested'):
-        case = models.case(name)
-        assert max(errors(oracles.cut_bptt(case), dense(case)).values()) > 1e-2, name
 
 
 def leaky_by_hand(case, decay):
@@ -262,26 +203,21 @@ def test_es_recursion_equals_the_formula_written_out_by_hand(name, by_hand, deca
 # -- negative controls: each choice of the oracle changes some number ------------------------------
 
 
-@pytest.mark.parametrize(
-    'name', ['leaky', 'gru', 'lstm', 'populations', 'spiking_two', 'roll', 'mean']
-)
-def test_the_cut_matters(name):
-    case = models.case(name)
-    assert max(errors(oracles.bptt(case), dense(case)).values()) > 1e-2
+CHOICES = {
+    oracles.bptt: 'leaky gru lstm populations spiking_two roll mean',  # nothing is cut
+    oracles.cut_bptt: (  # where an op follows an op, in a loop too
+        'mgu minimal_rnn op_between_states one_op_two_groups tail_norm scan fori_loop scan_nested'
+    ),
+    oracles.same_step: 'leaky lstm synapse tail_flip two_layers',  # no history
+}
 
 
 @pytest.mark.parametrize(
-    'name', ['mgu', 'minimal_rnn', 'op_between_states', 'one_op_two_groups', 'tail_norm']
+    'name, other', [(name, oracle) for oracle, names in CHOICES.items() for name in names.split()]
 )
-def test_the_cut_alone_is_no_oracle_where_an_op_follows_an_op(name):
+def test_what_another_oracle_leaves_out_matters(name, other):
     case = models.case(name)
-    assert max(errors(oracles.cut_bptt(case), dense(case)).values()) > 1e-2
-
-
-@pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'tail_flip', 'two_layers'])
-def test_history_matters(name):
-    case = models.case(name)
-    assert max(errors(oracles.same_step(case), dense(case)).values()) > 1e-2
+    assert max(errors(other(case), dense(case)).values()) > 1e-2
 
 
 def test_a_transition_that_moves_positions_is_refused():
@@ -297,26 +233,8 @@ def test_complex_steps_equal_jax_derivatives():
     """The NumPy namespace against JAX's, function by function."""
     numpy, jax_ops = models.ops.NumpyOps(), models.ops.JaxOps()
     at = np.random.default_rng(0).standard_normal((3, 4))
-    for name in (
-        'tanh',
-        'exp',
-        'cos',
-        'sin',
-        'sigmoid',
-        'softplus',
-        'relu',
-        'abs',
-        'spike',
-        'spike_by_vjp',
-        'flip',
-        'mean',
-        'cumsum',
-        'eased',
-        'eased_by_vjp',
-        'norm',
-        'logsumexp',
-        'highest',
-    ):
+    names = 'tanh exp cos sin sigmoid softplus relu abs spike spike_by_vjp flip mean cumsum eased'
+    for name in [*names.split(), 'eased_by_vjp', 'norm', 'logsumexp', 'highest']:
         fn, reference = getattr(numpy, name), getattr(jax_ops, name)
         want = jax.jacobian(reference)(at)
         np.testing.assert_allclose(

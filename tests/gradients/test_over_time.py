@@ -14,6 +14,7 @@ import pytest
 import braintrace
 from braintrace import _jax, functional, rules
 from braintrace._executor import over_time
+from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
 from tests.precision import float64  # noqa: F401
@@ -123,25 +124,14 @@ def over_two_sequences(name, how, rule, window, keep):
 
 def backpropagated(name, keep):
     """The same by reverse mode through plain scans."""
-    params, h = start(name)
-
-    def along(params, h, flags, weights):
-        def step(h, at):
-            x, y, flag, weight = at
-            h = jax.tree.map(lambda a, b: jnp.where(flag[:, None], b, a), h, fresh(start(name)[1]))
-            output, h = CELLS[name](Plain, params, h, x)
-            return h, loss(output, y) * weight
-
-        h, losses = jax.lax.scan(step, h, (XS, YS, flags, weights))
-        return losses.sum(), h
-
-    def total(params, weights):
-        first, then = along(params, h, NEVER, weights[0])
-        then = jax.lax.stop_gradient(then) if not keep else then
-        return first + along(params, then, FLAGS, weights[1])[0]
-
-    gradient = quick(jax.grad(total))
-    return [gradient(params, w) for w in ((np.ones(T), 0 * MASK), (np.zeros(T), MASK))]
+    (params, h), cell = start(name), functools.partial(CELLS[name], Plain)
+    first = oracles.by_time(cell, params, h, XS, YS, loss)
+    if keep:
+        two = [np.concatenate(both) for both in ((XS, XS), (YS, YS), (NEVER, FLAGS))]
+        weights, reset = np.concatenate([0 * MASK, MASK]), (two.pop(), fresh(h))
+        return [first, oracles.by_time(cell, params, h, *two, loss, weights, reset)]
+    then, _ = jax.lax.scan(lambda h, x: cell(params, h, x)[::-1], jax.tree.map(jnp.asarray, h), XS)
+    return [first, oracles.by_time(cell, params, then, XS, YS, loss, MASK, (FLAGS, fresh(h)))]
 
 
 @pytest.mark.tier(one_in=4)

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import functional, rules
+import braintrace
+from braintrace import functional, nn, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
-from tests.compare import assert_close, errors
-from tests.gradients.harness import quick
+from tests import oracles
+from tests.compare import assert_close, assert_moves, errors
+from tests.gradients.harness import learn
+from tests.models import squared
 
 D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
 WIDE = [RTRL, rules.snap(2), rules.signs('all'), rules.uoro()]
@@ -73,25 +76,21 @@ MATRIX = own(lambda x, g: jnp.cumsum(g @ jnp.ones((2, 2)), 1)[:, ::-1].at[:, 0].
 
 
 def at_the_state(f):
-    def cell(p, h, x):
-        h = jnp.tanh(f(0.9 * h) + x @ p['w'])
-        return h @ p['out'], h
-
-    return cell
+    return cell_of(lambda p, h, x: f(0.9 * h) + x @ p['w'])
 
 
 def at_the_result(f):
-    def cell(p, h, x):
-        h = jnp.tanh(0.9 * h + f(x @ p['w']))
-        return h @ p['out'], h
-
-    return cell
+    return cell_of(lambda p, h, x: 0.9 * h + f(x @ p['w']))
 
 
 def at_the_weight(f):
+    return cell_of(lambda p, h, x: 0.9 * h + x @ f(p['w']))
+
+
+def cell_of(drive, readout=lambda y: y):
     def cell(p, h, x):
-        h = jnp.tanh(0.9 * h + x @ f(p['w']))
-        return h @ p['out'], h
+        h = jnp.tanh(drive(p, h, x))
+        return readout(h @ p['out']), h
 
     return cell
 
@@ -104,22 +103,11 @@ def compiled(cell, rule):
     return learner
 
 
-def loss(output, y):
-    return ((output - y) ** 2).sum()
-
-
 def gradients(cell, rule):
     """The learner's gradient, and that of reverse mode through the whole sequence."""
-
-    def total(p):
-        outputs = jax.lax.scan(lambda h, x: cell(p, h, x)[::-1], H, XS)[1]
-        return jax.vmap(loss)(outputs, YS).sum()
-
-    learner = functional.online(cell, rule, mark='auto')
-    run = quick(learner.sequence_grad(loss, window=2, reduction='sum'))
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        return run(P, learner.init(P, H, XS[0]), XS, YS)[0], quick(jax.grad(total))(P)
+    data = P, H, XS, YS
+    got, _ = learn(cell, rule, *data, window=2, mark='auto')
+    return got, oracles.by_time(cell, *data, squared)
 
 
 @pytest.mark.parametrize('name', BENT)
@@ -166,9 +154,43 @@ def test_a_linear_rule_in_the_recurrence_has_the_gradient_of_reverse_mode(rule):
 
 
 def test_a_clip_behind_the_state_takes_nothing_of_the_history():
-    def cell(p, h, x):
-        h = jnp.tanh(0.9 * h + x @ p['w'])
-        return clip(h @ p['out']), h
-
+    cell = cell_of(lambda p, h, x: 0.9 * h + x @ p['w'], clip)
     assert compiled(cell, RTRL).report.exact
     assert_close(*gradients(cell, RTRL))
+
+
+# -- weights that are rounded in the forward pass --------------------------------------------------
+
+
+def spiking(params, carry, x, product=jnp.matmul):
+    """Two states behind the weights: a synapse, and a membrane that fires."""
+    current, potential = carry
+    current = 0.8 * current + product(x, params['w'])
+    fired = nn.surrogate.triangle()(potential - 1.0)
+    potential = 0.9 * potential * (1 - fired) + current
+    return jnp.tanh(potential) @ params['out'], (current, potential)
+
+
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('bits', [4, 8])
+def test_the_trace_of_a_rounded_weight_is_that_of_the_network_with_that_weight(bits):
+    """Straight through: backpropagation at the rounded weights, without any rounding."""
+    rng, step = np.random.default_rng(0), 2.0 ** (1 - bits)
+    params = {'w': rng.normal(size=(5, 3)), 'out': rng.normal(size=(3, 2))}
+    data = (
+        (np.zeros((2, 3)),) * 2,
+        (rng.random((12, 2, 5)) < 0.5) * 1.0,
+        rng.normal(size=(12, 2, 2)),
+    )
+
+    def cell(params, carry, x):
+        w = params['w']
+        rounded = w + jax.lax.stop_gradient(jnp.round(w / step) * step - w)
+        return spiking(params | {'w': rounded}, carry, x, braintrace.matmul)
+
+    got, _ = learn(cell, D_RTRL, params, *data, window=4)
+    there = params | {'w': np.round(params['w'] / step) * step}
+    assert np.abs(there['w'] - params['w']).max() > step / 4
+    want = oracles.by_time(spiking, there, *data, squared)
+    assert_moves(want)
+    assert_close(got, want)

@@ -13,11 +13,10 @@ from tests.compare import added, assert_close
 from tests.gradients.harness import over_sequence, quick, start
 from tests.gradients.test_updates import grouped, recorder
 from tests.models.model import squared
-from tests.tiers import slow
 
 MASK = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 0.0])
 RULE = rules.d_rtrl()
-ROWS = ['gru', pytest.param('spiking_two', marks=slow), pytest.param('lstm_fused', marks=slow)]
+ROWS = ['gru', 'spiking_two', 'lstm_fused']
 
 
 def penalty(output, _=None):
@@ -51,8 +50,9 @@ def weights(reduction, every=6):
     return np.concatenate(of_loss), np.concatenate(of_penalty)
 
 
-@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=slow)])
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
 def test_the_mask_weighs_the_loss_and_not_the_penalty(name, reduction):
     loss, alone, case = cases(name)
     grads, losses, *_ = over_sequence(case, RULE, 4, reduction=reduction, mask=MASK)
@@ -76,6 +76,7 @@ def test_each_update_has_its_own_means(name):
     assert_close(jax.tree.map(np.asarray, seen.grads), want)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ROWS)
 def test_one_exact_window_is_bptt(name):
     loss, _, case = cases(name)

@@ -3,7 +3,6 @@ smallest program that still fails.
 """
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 
-import braintrace
-from braintrace import functional, rules
-from braintrace.errors import BraintraceWarning
+from braintrace import Policy, rules
 from tests import models, oracles
 from tests.compare import assert_drawn_close
-from tests.gradients.harness import quick
-from tests.models import random_borders
+from tests.gradients.harness import learn, over_sequence
+from tests.models import random, random_borders, squared
 from tests.models.library import LibraryOps
 from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 from tests.settings import OTHERS, STRICT, under
@@ -34,16 +31,9 @@ def examples(number):
 
 
 def gradients(case, program: Program):
-    cell, policy = (
-        functools.partial(case.model.cell, LibraryOps()),
-        braintrace.Policy(unroll=program.unroll),
-    )
-    learner = functional.online(cell, RULES[program.rule], policy=policy)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        state = learner.init(case.params, case.carry, case.xs[0])
-    run = learner.sequence_grad(case.loss, window=program.window, reduction='sum')
-    return quick(run)(case.params, state, case.xs, case.ys)[0]
+    cell = functools.partial(case.model.cell, LibraryOps())
+    data, policy = (case.params, case.carry, case.xs, case.ys), Policy(unroll=program.unroll)
+    return learn(cell, RULES[program.rule], *data, window=program.window, policy=policy)[0]
 
 
 def wanted(case, rule):
@@ -61,19 +51,18 @@ def check(program: Program):
     assert_drawn_close(gradients(case, program), wanted(case, program.rule))
 
 
-def fails(program: Program) -> bool:
-    try:
-        check(program)
-    except Exception:  # an error of the compiler is a failure as well
-        return True
-    return False
+def check_or_name_the_smallest(program, check=check, *simpler):
+    def fails(program) -> bool:
+        try:
+            check(program)
+        except Exception:  # an error of the compiler is a failure as well
+            return True
+        return False
 
-
-def check_or_name_the_smallest(program: Program):
     try:
         check(program)
     except Exception as error:
-        error.add_note(f'the smallest program that fails: {smallest(program, fails)}')
+        error.add_note(f'the smallest that fails: {smallest(program, fails, *simpler)}')
         raise
 
 
@@ -96,9 +85,52 @@ def test_many_random_programs(part, seed):
 @examples(15)
 @given(programs)
 def test_the_oracles_agree_on_random_programs(program):
-    case = models.make_case(build(program), steps=STEPS)
+    check_oracles(models.make_case(build(program), steps=STEPS))
+
+
+def check_oracles(case):
     assert_drawn_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
     assert_drawn_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.0)))
+
+
+# -- stacks of one to three layers with one to three states ----------------------------------------
+
+
+def check_stack(plan, window):
+    """A failing plan is printed and can be given to ``build``."""
+    case = models.make_case(random.build(plan), steps=4)
+    for name, rule in RULES.items():
+        assert_drawn_close(over_sequence(case, rule, window)[0], wanted(case, name))
+
+
+@pytest.mark.slow
+@settings(max_examples=4)
+@given(random.layers)
+def test_one_random_layer(layer):
+    check_stack((layer,), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('window', [2, None])
+@settings(max_examples=3)
+@given(plan=random.plans)
+def test_a_random_stack(window, plan):
+    check_stack(plan, window)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('window', [2, None])
+@settings(max_examples=14)
+@given(plan=random.plans)
+def test_many_random_stacks(window, plan):
+    check_stack(plan, window)
+
+
+@pytest.mark.nightly
+@settings(max_examples=6)
+@given(random.plans)
+def test_the_oracles_agree_on_random_stacks(plan):
+    check_oracles(models.make_case(random.build(plan), steps=4))
 
 
 # -- branches and borders, by plain JAX ------------------------------------------------------------
@@ -107,18 +139,14 @@ XS = np.random.default_rng(1).normal(size=(5, random_borders.B, random_borders.I
 YS = np.random.default_rng(2).normal(size=(5, random_borders.B, random_borders.N))
 
 
-def squares(output, y):
-    return ((output - y) ** 2).sum()
-
-
 SETTINGS = STRICT | OTHERS
 
 
-def obeyed(setting: str, total, params) -> dict:
+def obeyed(setting: str, backwards, data) -> dict:
     """The setting, if reverse mode of the cell runs under it too."""
     try:
         with under({setting: SETTINGS[setting]}):
-            jax.eval_shape(jax.grad(total), params)
+            jax.eval_shape(backwards, *data)
     except Exception:  # of any kind: the cell does what the setting refuses
         return {}
     return {setting: SETTINGS[setting]}
@@ -129,20 +157,11 @@ def check_borders(cell, setting):
     route and report agree.
     """
     run, *values = random_borders.build(cell)
-    params, carry = jax.tree.map(jnp.asarray, values)
-
-    def total(params):
-        outputs = jax.lax.scan(lambda c, x: run(params, c, x)[::-1], carry, xs)[1]
-        return jax.vmap(squares)(outputs, ys).sum()
-
-    xs, ys = jax.device_put((XS, YS))
-    x, want = xs[0], quick(jax.grad(total))(params)
-    learner = functional.online(run, RULES['d_rtrl'], mark='auto')
-    with under(obeyed(setting, total, params)), warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        state = learner.init(params, carry, x)
-        gradient = quick(learner.sequence_grad(squares, window=2, reduction='sum'))
-        got = gradient(params, state, xs, ys)[0]
+    data = *jax.tree.map(jnp.asarray, values), *jax.device_put((XS, YS))
+    backwards = functools.partial(oracles.by_time, run, loss=squared)
+    with under(obeyed(setting, backwards, data)):
+        got, learner = learn(run, RULES['d_rtrl'], *data, window=2, mark='auto')
+    want = backwards(*data)
     rows = {row.path: row for row in learner.report.parameters}
     whole = [path for path, row in rows.items() if row.history in ('whole', 'not needed')]
     assert_drawn_close({path: got[path] for path in whole}, {path: want[path] for path in whole})
@@ -152,20 +171,11 @@ def check_borders(cell, setting):
 
 def check_borders_or_name_the_smallest(seed):
     setting = sorted(SETTINGS)[seed % len(SETTINGS)]
-
-    def fails(cell) -> bool:
-        try:
-            check_borders(cell, setting)
-        except Exception:  # an error of the compiler is a failure as well
-            return True
-        return False
-
-    try:
-        check_borders(random_borders.draw(seed), setting)
-    except Exception as error:
-        last = smallest(random_borders.draw(seed), fails, random_borders.simpler)
-        error.add_note(f'the smallest cell that fails, with {setting}: {last}')
-        raise
+    check_or_name_the_smallest(
+        random_borders.draw(seed),
+        lambda cell: check_borders(cell, setting),
+        random_borders.simpler,
+    )
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""``signs`` and ``uoro`` against their formulas in NumPy, with the same signs drawn outside, and
-their mean over many seeds against the rules that they estimate.
+"""``signs`` and ``uoro``: their mean over many seeds against the rules that they estimate, keys,
+and batches whose samples meet. ``test_rules.py`` compares them with their formulas.
 """
 
 import functools
@@ -10,125 +10,16 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, verify
+from braintrace import functional
 from braintrace.errors import NotSupportedError, OptionError
 from braintrace.rules import d_rtrl, signs, uoro
 from tests import models, oracles
-from tests.compare import added, assert_drawn_close, at, errors
-from tests.gradients import random_traces
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, start
+from tests.compare import assert_drawn_close, errors
+from tests.gradients.harness import over_sequence, quick, start
+from tests.tiers import nightly, slow
 
 pytestmark = pytest.mark.drawn
 SEED = 3
-MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
-FEW = ['leaky', 'gru', 'lstm_fused', 'spiking_two', 'conv1d', 'lora', 'sparse', 'vector']
-
-
-def sigmoid_slope(w):
-    return np.exp(-w) / (1 + np.exp(-w)) ** 2
-
-
-SLOPES = {
-    'learned_decay': {'decay': sigmoid_slope, 'gain': np.exp},
-    'conv1d': {'decay': sigmoid_slope},
-}
-RULES = {
-    'signs': (signs(seed=SEED), random_traces.signs),
-    'uoro': (uoro(seed=SEED), random_traces.uoro),
-    'uoro_batch': (uoro('batch', SEED), functools.partial(random_traces.uoro, pair='batch')),
-    'signs_all': (signs('all', SEED), functools.partial(random_traces.signs, scope='all')),
-}
-
-
-def rows(names, quick=()):
-    """Each model with each rule: in the gate with one of them in turn, so that each rule is there,
-    at night with all; the pairs in ``quick`` are not slow.
-    """
-    table = []
-    for i, name in enumerate(names):
-        for k, rule in enumerate(RULES):
-            late = (
-                pytest.mark.slow
-                if i == k % len(names) or (i >= len(RULES) and i % len(RULES) == k)
-                else pytest.mark.nightly
-            )
-            table.append(pytest.param(name, rule, marks=[] if (name, rule) in quick else late))
-    return pytest.mark.parametrize('name, rule', table)
-
-
-@functools.cache
-def formula(name, rule, resets=None):
-    """The oracle of a row; ``resets``: whether some lanes start anew."""
-    case = models.case(name)
-    options = {'slopes': tuple(SLOPES.get(name, {}).items())} if rule[:5] != 'signs' else {}
-    lanes = 1 if name == 'vector' else 2
-    given = restarts(case) if resets else None
-    return RULES[rule][1](case, SEED, resets=given, lanes=lanes, **options)
-
-
-def restarts(case):
-    flags = np.zeros((6, 2), bool)
-    flags[[2, 4], 0] = flags[[1, 2], 1] = True
-    return flags, other_carry(case)
-
-
-@pytest.mark.tier(quick=1, one_in=4)
-@rows(
-    [*FEW, 'learned_decay'], quick=[('leaky', 'signs'), ('leaky', 'uoro'), ('leaky', 'signs_all')]
-)
-def test_a_window_gives_the_gradient_of_the_formula(name, rule):
-    got = over_sequence(models.case(name), RULES[rule][0], 4)[0]
-    assert_drawn_close(got, oracles.total(formula(name, rule).steps))
-
-
-@pytest.mark.tier(quick=1)
-@rows(['leaky', 'lstm_fused'])
-def test_each_step_gives_the_gradient_of_the_formula(name, rule):
-    for t, (_, _, grads) in enumerate(by_steps(models.case(name), RULES[rule][0])):
-        assert_drawn_close(grads, at(formula(name, rule).steps, t))
-
-
-@pytest.mark.slow
-@rows(['gru', 'conv1d'])
-def test_every_window_gives_the_same_numbers(name, rule):
-    case = models.case(name)
-    for window in (1, None):
-        got = over_sequence(case, RULES[rule][0], window)[0]
-        assert_drawn_close(got, oracles.total(formula(name, rule).steps))
-
-
-@pytest.mark.tier(quick=1)
-@rows(['leaky', 'learned_decay', 'spiking_two'], quick=[('leaky', 'uoro')])
-def test_a_reset_of_some_lanes_empties_their_traces_and_the_key_goes_on(name, rule):
-    case = models.case(name)
-    got = over_sequence(case, RULES[rule][0], 4, reset=restarts(case))[0]
-    assert_drawn_close(got, oracles.total(formula(name, rule, True).steps))
-
-
-@pytest.mark.tier(quick=1)
-@rows(['leaky', 'sparse'])
-def test_a_mask_weighs_the_losses_and_nothing_else(name, rule):
-    got = over_sequence(models.case(name), RULES[rule][0], 4, mask=MASK)[0]
-    assert_drawn_close(got, oracles.total(formula(name, rule).steps, MASK))
-
-
-@pytest.mark.slow
-@rows(['leaky', 'lstm_fused'], quick=[('leaky', 'signs')])
-def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
-    case = models.case(name)
-    learner, state = start(case, RULES[rule][0])
-    run = quick(learner.sequence_grad(case.loss, window=2, inside='exact', reduction='sum'))
-    got = run(case.params, state, case.xs, case.ys)[0]
-    assert_drawn_close(got, random_traces.at_borders(case, formula(name, rule), 2))
-
-
-@pytest.mark.slow
-@rows(['leaky'])
-def test_a_later_call_continues_the_stream(name, rule):
-    case = models.case(name)
-    first, _, _, state = over_sequence(case, RULES[rule][0], 1, slice(0, 3))
-    second, _, _, state = over_sequence(case, RULES[rule][0], None, slice(3, 6), state)
-    assert_drawn_close(added([first, second]), oracles.total(formula(name, rule).steps))
 
 
 @pytest.mark.slow
@@ -189,20 +80,20 @@ def error_of(found, want):
     return np.linalg.norm(found.mean(0) - want) / np.linalg.norm(want)
 
 
-MARKS = {
-    ('leaky', signs()): [],
-    ('leaky', signs('all')): pytest.mark.slow,
-    ('leaky', uoro()): pytest.mark.slow,
-}
+ESTIMATES = (signs(), signs('all'), uoro(), uoro('batch'))
 
 
-@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'name, rule',
     [
-        pytest.param(name, rule, marks=MARKS.get((name, rule), pytest.mark.nightly))
-        for name in ('leaky', 'gru', 'learned_decay', 'spiking_two', 'sparse')
-        for rule in (signs(), signs('all'), uoro(), uoro('batch'))
+        ('leaky', signs()),
+        *(pytest.param('leaky', rule, marks=slow) for rule in (signs('all'), uoro())),
+        pytest.param('leaky', uoro('batch'), marks=nightly),
+        *(
+            pytest.param(name, rule, marks=nightly)
+            for name in ('gru', 'learned_decay', 'spiking_two', 'sparse')
+            for rule in ESTIMATES
+        ),
     ],
     ids=str,
 )
@@ -336,7 +227,7 @@ def test_samples_that_read_one_another_need_one_pair(cell, carry):
     learner = functional.online(cell, uoro('batch'))
     state = learner.init(params, carry, xs[0])
     run = learner.sequence_grad(models.squared, reduction='sum', window=None)
-    want = verify.bptt_gradients(cell, params, carry, xs, ys, models.squared)
+    want = oracles.by_time(cell, params, carry, xs, ys, models.squared)
 
     def one(key):
         trace = {**state.trace, '(key)': key}

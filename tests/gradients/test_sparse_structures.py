@@ -12,7 +12,9 @@ import braintrace
 from braintrace import functional, rules
 from braintrace._etrace_op import sparse as implementation
 from braintrace.extra import _sparse_cpu as kernels_here
+from tests import oracles
 from tests.compare import assert_close
+from tests.gradients.harness import learn, learn_by_steps
 from tests.tiers import slow
 
 IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
@@ -57,18 +59,11 @@ def sequence(lead, seed=0):
     return params, h, draw(STEPS, *lead, IN), draw(STEPS, *lead, OUT)
 
 
-def gradients(learner, params, h, xs, ys):
+def gradients(cell, rule, params, h, xs, ys):
     """Summed over the steps: by windows, and step by step."""
-    state = learner.init(params, h, xs[0])
-    grads = jax.jit(learner.sequence_grad(loss, window=4, reduction='sum'))(params, state, xs, ys)[
-        0
-    ]
-    step, total = jax.jit(learner.grad(loss)), []
-    for x, y in zip(xs, ys, strict=True):
-        found, _, _, state = step(params, state, x, y)
-        total.append(found)
-    grads, *total = ({n: g[n] for n in 'wb'} for g in (grads, *total))
-    return grads, jax.tree.map(lambda *g: sum(g), *total)
+    grads, learner = learn(cell, rule, params, h, xs, ys, loss, window=4)
+    stepped = learn_by_steps(learner, params, h, xs, ys, loss)
+    return [{n: g[n] for n in 'wb'} for g in (grads, stepped)]
 
 
 @pytest.mark.tier(one_in=4)
@@ -79,9 +74,8 @@ def test_gradients_are_those_of_a_dense_matrix(rule, lead, monkeypatch):
     monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
     with jax.enable_x64(True):
         params, h, xs, ys = sequence(lead)
-        dense = gradients(functional.online(dense_cell(*places(0)), rule), params, h, xs, ys)
-        learner = functional.online(cell, rule)
-        assert_close(gradients(learner, params | {'at': structure(0)}, h, xs, ys), dense)
+        dense = gradients(dense_cell(*places(0)), rule, params, h, xs, ys)
+        assert_close(gradients(cell, rule, params | {'at': structure(0)}, h, xs, ys), dense)
 
 
 @pytest.mark.slow
@@ -192,22 +186,9 @@ def coupled(product):
     return cell
 
 
-def by_hand(params, h, xs, flags, ys):
-    """The gradient of the sum of all losses through the whole sequence, by plain JAX."""
-
-    def product(params, x):
-        matrix = jnp.zeros((IN, OUT)).at[tuple(params['at'])].add(params['w'])
-        return x @ matrix + params['b']
-
-    def total(params):
-        def run(h, at):
-            x, new = at
-            h = [jnp.where(new[..., None], 0, each) for each in h]
-            return coupled(product)(params, h, x)[::-1]
-
-        return loss(jax.lax.scan(run, h, (xs, flags))[1], ys)
-
-    return jax.grad(total, allow_int=True)(params)
+def product(params, x):
+    matrix = jnp.zeros((IN, OUT)).at[tuple(params['at'])].add(params['w'])
+    return x @ matrix + params['b']
 
 
 @pytest.mark.tier(one_in=4)
@@ -227,7 +208,8 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
         new = jnp.array([False, True, True]) if lead else jnp.array(True)
         starts = jnp.zeros((STEPS, *lead), bool).at[4].set(new)
         h = [0.3 + 0 * h] * states
-        wanted = by_hand(params | {'at': jnp.array(places(0, order))}, h, xs, starts, ys)
+        plain, reset = params | {'at': places(0, order)}, (starts, jax.tree.map(jnp.zeros_like, h))
+        wanted = oracles.by_time(coupled(product), plain, h, xs, ys, loss, reset=reset)
         cell = coupled(
             lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=p['at'], bias=p['b'])
         )
@@ -245,7 +227,7 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
         copies = [line for line in text.splitlines() if f'= {trace}' in line and ' copy(' in line]
         assert states == 3 or not copies
         for x, flags, y in zip(xs, starts, ys, strict=True):
-            state = functional.reset(state, flags, jax.tree.map(jnp.zeros_like, h))
+            state = functional.reset(state, flags, reset[1])
             state, grads = step(given, state, x, y)
             found.append({n: grads[n] for n in 'wb'})
         assert_close(jax.tree.map(lambda *g: sum(g), *found), {n: wanted[n] for n in 'wb'})

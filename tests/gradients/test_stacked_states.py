@@ -15,15 +15,12 @@ from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests import models, oracles
 from tests.compare import assert_close, at
-from tests.gradients.harness import quick
+from tests.gradients.harness import FLAGS, learn, quick
 from tests.models.library import LibraryOps
 from tests.models.model import B, N, O
-from tests.models.stacks import cell_of, weights
-from tests.tiers import slow
+from tests.models.stacks import leaky_layer, weights
 
 RULES = {'D_RTRL': rules.d_rtrl(), 'ES_D_RTRL': rules.es_d_rtrl(0.8)}
-FLAGS = np.zeros((models.make_case.__defaults__[1], 2), bool)
-FLAGS[2, 0] = FLAGS[4, 1] = True
 
 
 def written(parts):
@@ -63,8 +60,7 @@ ROWS = [
     ('spiking_three', 'features'),
     ('op_between_states', 'interleaved'),
     ('equal_populations', 'written rows'),
-]
-MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] + [
+    *(('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'),
     ('lstm', 'features'),
     ('lru', 'last axis'),
     ('lstm_reading_cell', 'rows'),
@@ -72,13 +68,6 @@ MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] 
     ('state_sum', 'rows'),
     ('move_parts', 'features'),
     ('stored_spike', 'features'),
-]
-EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
-EVERY += [
-    pytest.param(*row, rule, marks=slow)
-    for row in (*ROWS, *MORE)
-    for rule in RULES
-    if (*row, rule) not in EVERY
 ]
 
 
@@ -119,7 +108,7 @@ def gradient(name, layout, rule, window, **options):
 
 
 @pytest.mark.tier(quick=1, one_in=8)
-@pytest.mark.parametrize('name, layout, rule', EVERY)
+@pytest.mark.parametrize('name, layout, rule', [(*row, rule) for row in ROWS for rule in RULES])
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
     assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
@@ -134,7 +123,7 @@ def equal_layers(ops, p, c, x):
     """Three layers of one kind, each with a state of its own; the output reads all of them."""
     new, total = {}, 0.0
     for name in LAYERS:
-        x = new[name] = ops.new(name, cell_of(ops, p[name], c[name], x, 0.8))
+        x = new[name] = ops.new(name, leaky_layer(ops, p[name], c[name], x, 0.8))
         total = x + 0.5 * total
     return ops.dot(total, p['out']), new
 
@@ -152,26 +141,21 @@ EQUAL = models.make_case(
 
 
 def one_layer(p, k, h, x):
-    return cell_of(LibraryOps(), {'w': p['w'][k], 'b': p['b'][k]}, h, x, 0.8)
+    return leaky_layer(LibraryOps(), {'w': p['w'][k], 'b': p['b'][k]}, h, x, 0.8)
+
+
+def layer(x, at):
+    h, w, b = at
+    h = leaky_layer(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
+    return h, h
 
 
 def by_scan(p, h, x):
-    def layer(x, at):
-        h, w, b = at
-        h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
-        return h, h
-
     return jax.lax.scan(layer, x, (h, p['w'], p['b']))[1]
 
 
 def by_scan_downwards(p, h, x):
     """The layers stand in the array from the last to the first, and so do the weights."""
-
-    def layer(x, at):
-        h, w, b = at
-        h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
-        return h, h
-
     flipped = (h[::-1], p['w'][::-1], p['b'][::-1])
     return jax.lax.scan(layer, x, flipped, reverse=True)[1][::-1]
 
@@ -206,17 +190,13 @@ def behind_a_mask(p, h, x):
     return jnp.where(jnp.ones((B, 1), bool), new, h)
 
 
-FAST = [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL')]
-SLOW = [
-    pytest.param(layers, rule, marks=slow)
-    for layers in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
-    for rule in RULES
-    if (layers, rule) not in FAST
-]
+WAYS = (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize('layers, rule', [*FAST, *SLOW])
+@pytest.mark.tier(quick=3, one_in=4)
+@pytest.mark.parametrize(
+    'layers, rule', [*itertools.product(WAYS, RULES), (behind_a_mask, 'D_RTRL')]
+)
 def test_layers_with_stacked_weights_and_one_state(layers, rule):
     def cell(params, carry, x):
         stack = {
@@ -229,13 +209,9 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
             total = h[k] + 0.5 * total
         return total @ params['out'], {'h': h}
 
-    learner = functional.online(cell, RULES[rule])
-    state = learner.init(
-        EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0]
-    )
-    grads, *_ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(
-        EQUAL.params, state, EQUAL.xs, EQUAL.ys
-    )
+    carry = {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}
+    data = EQUAL.params, carry, EQUAL.xs, EQUAL.ys, EQUAL.loss
+    grads, learner = learn(cell, RULES[rule], *data, window=4)
     assert_close(grads, oracles.total(oracle(EQUAL, rule)))
     assert not learner.graph.diagnostics
 
@@ -243,10 +219,8 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
 @pytest.mark.parametrize('rule', RULES)
 def test_each_step_gives_the_gradient_of_the_oracle(rule):
     case, learner, pack = stacked('two_equal_layers', 'rows', rule)
-    state, step = (
-        learner.init(case.params, pack(case.carry), case.xs[0]),
-        quick(learner.grad(case.loss)),
-    )
+    state = learner.init(case.params, pack(case.carry), case.xs[0])
+    step = quick(learner.grad(case.loss))
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         grads, _, _, state = step(case.params, state, x, y)
         assert_close(grads, at(oracle(case, rule), t))
@@ -254,7 +228,7 @@ def test_each_step_gives_the_gradient_of_the_oracle(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=slow)])
+@pytest.mark.parametrize('layout', ['rows', 'features'])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
     start = learner.init(case.params, pack(case.carry), case.xs[0])
@@ -271,10 +245,9 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
         np.testing.assert_allclose(part, want, atol=1e-15)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
-    'shape',
-    [(N // 2, 2), pytest.param(None, marks=slow)],
-    ids=['another shape', 'another order of axes'],
+    'shape', [(N // 2, 2), None], ids=['another shape', 'another order of axes']
 )
 def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape):
     """Readers of that value read the new state: without it ES-D-RTRL has no signal."""
@@ -288,11 +261,8 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
         output, new = case.model.cell(LibraryOps(), params, {'h': h}, x)
         return output, {'h': kept(new['h'])}
 
-    learner = functional.online(cell, RULES['ES_D_RTRL'])
-    state = learner.init(case.params, {'h': kept(case.carry['h'])}, case.xs[0])
-    grads, *_ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(
-        case.params, state, case.xs, case.ys
-    )
+    data = case.params, {'h': kept(case.carry['h'])}, case.xs, case.ys, case.loss
+    grads, _ = learn(cell, RULES['ES_D_RTRL'], *data, window=4)
     assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
 
 
@@ -394,18 +364,14 @@ def line_gradient(name, rule, **options):
     return run(LINE_W, state, LINE_X, LINE_X, **options)[0]
 
 
-@functools.cache
 def line_by_hand():
     """Backpropagation through time of the line, without the library."""
 
-    def total(w):
-        line, loss = list(LINE_H), 0.0
-        for x in LINE_X:
-            line = [0.9 * line[0] + jnp.tanh(x @ w) - 0.2 * line[2], *line[:2]]
-            loss = loss + half_square(line[0] + jnp.sin(line[2]), None)
-        return loss
+    def cell(w, line, x):
+        z = 0.9 * line[0] + jnp.tanh(x @ w) - 0.2 * line[2]
+        return z + jnp.sin(line[1]), (z, *line[:2])
 
-    return jax.grad(total)(LINE_W)
+    return oracles.by_time(cell, LINE_W, tuple(LINE_H), LINE_X, LINE_X, half_square)
 
 
 @pytest.mark.tier(quick=1, one_in=4)
@@ -543,21 +509,12 @@ def test_what_is_put_together_otherwise_is_whole_or_named(way):
     params = {'one': rng.normal(size=(3, N)), 'two': rng.normal(size=(N, N))}
     xs = rng.normal(size=(5, B, 3))
     first = join(np.zeros((B, N)), np.zeros((B, N)))
-    learner = functional.online(cell, rules.d_rtrl())
+    data = params, first, xs, xs, half_square
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter('always')
-        state = learner.init(params, first, xs[0])
-    run = quick(learner.sequence_grad(lambda y, _: (y**2).sum(), reduction='sum'))
-    got = run(params, state, xs, xs)[0]
-
-    def total(p):
-        def step(h, x):
-            y, h = cell(p, h, x)
-            return h, (y**2).sum()
-
-        return jax.lax.scan(step, first, xs)[1].sum()
-
+        state = (learner := functional.online(cell, rules.d_rtrl())).init(params, first, xs[0])
+    run = quick(learner.sequence_grad(half_square, reduction='sum'))
+    got, want = run(params, state, xs, xs)[0], oracles.by_time(cell, *data)
     named = any(d.kind == 'stacked-state' for d in learner.graph.diagnostics)
-    want = jax.grad(total)(params)
     assert named == bool(told)
     assert named or all(np.allclose(got[k], want[k], rtol=1e-10) for k in got)

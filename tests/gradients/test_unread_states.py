@@ -13,11 +13,10 @@ from braintrace import nn, rules
 from tests import models
 from tests.compare import added, assert_close
 from tests.gradients.harness import other_carry, over_sequence, start, step_program
-from tests.tiers import slow
 
 STEPS = 22
 RULE = rules.d_rtrl()
-SEVERAL = ['lstm_reading_cell', 'adaptive_lif', 'spiking_three', 'lru', 'synapse', 'stored_spike']
+SEVERAL = 'lstm_fused lstm_reading_cell adaptive_lif spiking_three lru synapse stored_spike'.split()
 
 
 def written(case, rule, state):
@@ -35,9 +34,7 @@ def written(case, rule, state):
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize(
-    'name', ['lstm_fused', *(pytest.param(name, marks=slow) for name in SEVERAL)]
-)
+@pytest.mark.parametrize('name', SEVERAL)
 def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
     """The newest step of a window is written apart from the others; lanes are reset in it and
     before.
@@ -85,54 +82,37 @@ def learner():
     return made
 
 
-def of_new(learner):
-    def loss(x):
-        learner(x)
-        return jnp.sum(WEIGHTS * learner.model.h.value**2)
+LOSSES = {
+    'new': lambda old, model: WEIGHTS * model.h.value**2,
+    'old': lambda old, model: WEIGHTS * old**2,
+    'cell': lambda old, model: jnp.cos(model.c.value),
+}
 
-    return loss
 
-
-def of_old(learner):
-    def loss(x):
+def gradient(learner, of, start, stop, window):
+    def step_fn(x):
         old = learner.model.h.value
         learner(x)
-        return jnp.sum(WEIGHTS * old**2)
+        return jnp.sum(LOSSES[of](old, learner.model))
 
-    return loss
-
-
-def of_cell(learner):
-    def loss(x):
-        learner(x)
-        return jnp.sum(jnp.cos(learner.model.c.value))
-
-    return loss
-
-
-def gradient(learner, loss, start, stop, window):
-    learner_loss = loss(learner)
-    return learner.etrace_grad(
-        XS[start:stop], step_fn=learner_loss, window=window, reduction='sum'
-    ).grads
+    xs = XS[start:stop]
+    return learner.etrace_grad(xs, step_fn=step_fn, window=window, reduction='sum').grads
 
 
 PROGRAMS = [  # the loss of the new state at step t is that of the old one at step t + 1
-    [(of_old, 1, STEPS, None)],
-    [(of_old, 1, STEPS, 1)],
-    [(of_old, 1, STEPS, 10)],
-    [(of_old, 1, 12, None), (of_old, 12, STEPS, 4)],
+    [('old', 1, STEPS, None)],
+    [('old', 1, STEPS, 1)],
+    [('old', 1, STEPS, 10)],
+    [('old', 1, 12, None), ('old', 12, STEPS, 4)],
 ]
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize(
-    'program', [PROGRAMS[0], *(pytest.param(p, marks=slow) for p in PROGRAMS[1:])]
-)
+@pytest.mark.parametrize('program', PROGRAMS)
 def test_the_old_h_of_an_lstm_in_a_loss_is_the_new_one_of_the_step_before(learner, program):
-    want = gradient(learner, of_new, 0, STEPS - 1, None)
+    want = gradient(learner, 'new', 0, STEPS - 1, None)
     learner.reset_state()
-    gradient(learner, of_cell, 0, 1, None)
+    gradient(learner, 'cell', 0, 1, None)
     assert_close(added([gradient(learner, *part) for part in program]), want)
 
 
@@ -148,12 +128,12 @@ def test_a_program_reads_what_another_one_that_does_not_has_written(learner, bef
             for x in XS[:stop]:
                 learner(x)
         else:
-            gradient(learner, of_cell, 0, stop, before)
+            gradient(learner, 'cell', 0, stop, before)
 
     forward(11)
-    want = gradient(learner, of_new, 11, 12, None)
+    want = gradient(learner, 'new', 11, 12, None)
     learner.reset_state()
     forward(12)
     shown = learner.get_etrace_of(next(iter(learner.param_states)))
     assert all(np.any(e[..., s]) for e in jax.tree.leaves(shown) for s in range(2))
-    assert_close(gradient(learner, of_old, 12, 13, None), want)
+    assert_close(gradient(learner, 'old', 12, 13, None), want)

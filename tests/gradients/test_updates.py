@@ -15,11 +15,10 @@ import braintrace
 from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import assert_close
-from tests.gradients.harness import other_carry, quick, start, step_program
+from tests.gradients.harness import MASK, other_carry, quick, start, step_program
 from tests.gradients.rows import CORE, is_core
-from tests.tiers import first, in_turn, none, slow
+from tests.tiers import first, in_turn, none
 
-MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 RULES = {
     'd_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
     'es_d_rtrl': (
@@ -27,18 +26,8 @@ RULES = {
         functools.partial(oracles.es_recursion, decay=0.7),
     ),
 }
-FEW = [
-    'gru',
-    'lstm_fused',
-    'adaptive_lif',
-    'learned_decay',
-    'sparse',
-    'lora',
-    'conv1d',
-    'spiking_three',
-    'stored_spike',
-]
-rules = pytest.mark.parametrize('rule', list(RULES))
+FEW = 'gru lstm_fused adaptive_lif learned_decay sparse lora conv1d spiking_three'.split()
+FEW += ['stored_spike']
 
 
 class Seen(NamedTuple):
@@ -137,38 +126,14 @@ def test_the_mean_is_that_of_each_update():
     assert_close(got, grouped(oracle(case), 4, weights))
 
 
-@pytest.mark.tier(quick=0, one_in=4)
-@rules
-@pytest.mark.parametrize(
-    'name, every',
-    [
-        ('gru', 2),
-        *(
-            pytest.param(n, k, marks=slow)
-            for n, k in [
-                ('gru', 1),
-                ('gru', 4),
-                ('lora', 1),
-                ('sparse', 1),
-                ('learned_decay', 1),
-                ('scan_two_layers', 1),
-                ('spiking_three', 2),
-            ]
-        ),
-        *(
-            pytest.param(n, k, marks=pytest.mark.nightly)
-            for n, k in [
-                ('conv1d', 1),
-                ('lstm_fused', 1),
-                ('vmap_weights', 1),
-                ('tail_flip', 1),
-                ('lru', 1),
-                ('spiking_three', 1),
-                ('spiking_three', 4),
-            ]
-        ),
-    ],
-)
+ONCE = 'gru lora sparse learned_decay scan_two_layers conv1d lstm_fused vmap_weights'.split()
+ONCE += 'tail_flip lru spiking_three'.split()
+LOOPED = [(name, 1) for name in ONCE]
+LOOPED += [(name, every) for name in ('gru', 'spiking_three') for every in (2, 4)]
+
+
+@pytest.mark.tier(quick=0, one_in=6)
+@pytest.mark.parametrize('name, every, rule', [(*row, rule) for row in LOOPED for rule in RULES])
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: as gradients and updates by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)
@@ -197,9 +162,8 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
 
 @pytest.mark.slow
 def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
-    case = models.case('lora')
     with pytest.raises(OptionError, match='write_every.*etp_lora.*depends on the weights'):
-        gradients(case, RULES['d_rtrl'][0], 1, 4)
+        gradients(models.case('lora'), RULES['d_rtrl'][0], 1, 4)
 
 
 @pytest.mark.tier(one_in=4)

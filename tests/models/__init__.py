@@ -12,15 +12,21 @@ from tests.models import (
     recurrent,
     spiking,
     stacks,
-    tails,
     weights,
 )
 from tests.models.model import Case, Model, T, cubic, make_case, squared
 
 MODELS: dict[str, Model] = {
     m.name: m
-    for part in (recurrent, spiking, weights, tails, stacks, matrix_states)
-    for m in part.MODELS
+    for part in (
+        recurrent.MODELS,
+        spiking.MODELS,
+        weights.MODELS,
+        movement.FIRST,
+        stacks.MODELS,
+        matrix_states.MODELS,
+    )
+    for m in part
 }
 PROGRAMS: dict[str, Model] = {
     m.name: m for part in (control_flow, loops, maps, movement) for m in part.MODELS

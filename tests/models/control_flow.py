@@ -8,7 +8,8 @@ that a construct returns.
 import jax
 import numpy as np
 
-from tests.models.model import B, I, M, Model, N, O
+from tests.models import model
+from tests.models.model import B, I, M, Model, N, O, alone, states
 from tests.models.recurrent import GATE, READOUT, W
 
 SMALL = {'w': (1 + N, N), 'b': (N,)}  # a turn of an inner loop sees one input
@@ -37,29 +38,19 @@ def flag(x):
     return x[0, 0] > 0.0
 
 
-def cell_of(transition):
-    """A cell with one state and a plain readout around ``transition(ops, p, h, r, x)``."""
-
-    def cell(ops, p, c, x):
-        h = ops.new('h', transition(ops, p, c['h'], ops.cut(c['h']), x))
-        return ops.dot(h, p['out']), {'h': h}
-
-    return cell
-
-
 def row(name, transition, params=GATE, **options) -> Model:
-    return Model(name, cell_of(transition), dict(params) | OUT, **options)
+    return model.row(transition, dict(params) | OUT, name=name, **options)
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def in_call(*wrap):
-    """A leaky update inside these calls, the first one innermost; parameters are arguments."""
+def in_call(*wrap, of=leaky):
+    """An update inside these calls, the first one innermost; parameters are arguments."""
 
     def transition(ops, p, h, r, x):
         def fn(p, h, r, x):
-            return leaky(ops, p, h, r, x)
+            return of(ops, p, h, r, x)
 
         for call in wrap:
             fn = call(ops, fn)
@@ -105,13 +96,8 @@ def states_cell(transition):
 
 
 def lstm_row(name, transition, inputs=I, **options):
-    return Model(
-        name,
-        states_cell(transition),
-        {'w': (inputs + N, 4 * N), 'b': (4 * N,)} | OUT,
-        {'c': (B, N), 'h': (B, N)},
-        **options,
-    )
+    params = {'w': (inputs + N, 4 * N), 'b': (4 * N,)} | OUT
+    return Model(name, states_cell(transition), params, states('ch'), **options)
 
 
 def closing_over(ops, p, h, r, x):
@@ -148,12 +134,7 @@ CALLS = [
     row('weights_in_calls', weights_in_calls),
     row('sharded', in_call(shard)),
     row('sharded_checkpoint', in_call(checkpoint, shard, jit)),
-    lstm_row(
-        'lstm_checkpoint',
-        lambda ops, p, h, r, x: ops.checkpoint(lambda p, h, r, x: lstm_update(ops, p, h, r, x))(
-            p, h, r, x
-        ),
-    ),
+    lstm_row('lstm_checkpoint', in_call(checkpoint, of=lstm_update)),
 ]
 
 
@@ -170,16 +151,12 @@ def branches(ops, p, h, r, x):
     )
 
 
-def one_op_branch(ops, p, h, r, x):
-    return ops.cond(
-        flag(x), lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r
-    )
+def one_op_branch(taken):
+    def transition(ops, p, h, r, x):
+        yes, no = (lambda h, r, of=of: of(ops, p, h, r, x) for of in (leaky, reset))
+        return ops.cond(taken(x), yes, no, h, r)
 
-
-def constant_predicate(ops, p, h, r, x):
-    return ops.cond(
-        True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r
-    )
+    return transition
 
 
 def three_branches(ops, p, h, r, x):
@@ -334,8 +311,8 @@ MIXED_LANES = {'lanes': False}  # a flag is read from one lane for all
 
 BRANCHES = [
     row('cond', branches, TWO, **MIXED_LANES),
-    row('cond_one_op', one_op_branch, **MIXED_LANES),
-    row('cond_constant', constant_predicate),
+    row('cond_one_op', one_op_branch(flag), **MIXED_LANES),
+    row('cond_constant', one_op_branch(lambda x: True)),
     row('cond_same_weight', same_weight, **MIXED_LANES),
     row('switch', three_branches, TWO, **MIXED_LANES),
     row('refractory', refractory, **MIXED_LANES),
@@ -352,7 +329,7 @@ BRANCHES = [
         clockwork,
         {'one': GATE, 'two': {'w': (N + M, M), 'b': (M,)}, 'out_a': READOUT, 'out_b': (M, O)},
         {'a': (B, N), 'b': (B, M)},
-        groups=(('a',), ('b',)),
+        groups=alone('a', 'b'),
         owner={'two': 1},
         **MIXED_LANES,
     ),

@@ -19,10 +19,11 @@ from tests.models.control_flow import (
     states_cell,
     turns,
 )
-from tests.models.model import B, M, Model, N, O
+from tests.models.model import B, M, Model, N, O, alone, states
 from tests.models.recurrent import GATE
 from tests.models.spiking import THRESHOLD, fired
 
+COSINES = np.cos(np.arange(16.0)).reshape(N, N)
 INNER = 3  # turns of an inner loop
 MASK = np.random.default_rng(3).random((1 + N, N)) < 0.7
 
@@ -228,12 +229,7 @@ LOOPS = [
     row('scan_input_only', input_only, {'w': (1, N), 'b': (N,)}, exact=True),
     row('scan_decay', inner_decay, {'w': (1, N), 'decay': (N,)}, exact=True),
     row('scan_mean', mixed_turns(lambda ops, r: ops.mean(r)), SMALL, **LOOPED),
-    row(
-        'scan_dot',
-        mixed_turns(lambda ops, r: ops.dot(r, np.cos(np.arange(16.0)).reshape(N, N))),
-        SMALL,
-        **LOOPED,
-    ),
+    row('scan_dot', mixed_turns(lambda ops, r: ops.dot(r, COSINES)), SMALL, **LOOPED),
     row('scan_roll', mixed_turns(lambda ops, r: ops.roll(r, 1)), SMALL, **LOOPED),
     row('fori_loop', settle, **LOOPED),
     row('cond_in_scan', cond_in_scan, SMALL, **LOOPED, **MIXED_LANES),
@@ -254,7 +250,7 @@ LOOPS = [
         'scan_adaptive',
         states_cell(scan(adaptive_update)),
         {'w': (1 + N, N)} | OUT,
-        {'v': (B, N), 'a': (B, N)},
+        states('va'),
         smooth=False,
         **LOOPED,
     ),
@@ -263,7 +259,7 @@ LOOPS = [
         two_in_scan,
         {'one': SMALL, 'two': {'w': (N + M, M), 'b': (M,)}, 'out': (M, O)},
         {'a': (B, N), 'b': (B, M)},
-        groups=(('a',), ('b',)),
+        groups=alone('a', 'b'),
         owner={'two': 1},
         **LOOPED,
     ),
@@ -329,12 +325,12 @@ def while_in_scan(ops, p, h, r, x):
     return ops.loop(lambda h, r, x: (leaky(ops, p, halved(ops, h), r, x), None), h, r, turns(x))[0]
 
 
+def whiled(ops, p, h, r, x):
+    return halved(ops, h) + ops.tanh(drive(ops, p, r, x))
+
+
 WHILES = [
-    row(
-        'while',
-        lambda ops, p, h, r, x: halved(ops, h) + ops.tanh(drive(ops, p, r, x)),
-        **MIXED_LANES,
-    ),
+    row('while', whiled, **MIXED_LANES),
     row('while_each', lambda ops, p, h, r, x: shrunk(ops, 0.9 * h + drive(ops, p, r, x))),
     row('while_counted', counted, **MIXED_LANES),
     row(
@@ -362,9 +358,7 @@ WHILES = [
         ),
         **MIXED_LANES,
     ),
-    Model(
-        'while_pair', states_cell(while_pair), GATE | OUT, {'a': (B, N), 'v': (B, N)}, **MIXED_LANES
-    ),
+    Model('while_pair', states_cell(while_pair), GATE | OUT, states('av'), **MIXED_LANES),
 ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.models.control_flow import SMALL, TWO, checkpoint, drive, flag, jit, leaky, turns
 from tests.models.loops import LOOPED, halved, scan
-from tests.models.model import B, I, Model, N, O
+from tests.models.model import B, I, N, O, read_out, row
 from tests.models.recurrent import GATE, W
 
 E = 2  # members of an ensemble
@@ -17,19 +17,26 @@ def ensemble(update=leaky, weights=None, wrap=lambda ops, fn: fn, axis=0):
     are shared.
     """
 
-    def cell(ops, p, c, x):
-        fn = ops.vmap(
-            wrap(ops, lambda p, h, r: update(ops, p, h, r, x)), (weights, axis, axis), axis
-        )
-        h = ops.new('h', fn({k: v for k, v in p.items() if k != 'out'}, c['h'], ops.cut(c['h'])))
-        return ops.dot(h, p['out']).sum(axis), {'h': h}
+    def transition(ops, p, h, r, x):
+        fn = wrap(ops, lambda p, h, r: update(ops, p, h, r, x))
+        return ops.vmap(fn, (weights, axis, axis), axis)(without_readout(p), h, r)
 
-    return cell
+    return transition
 
 
-def mapped(name, cell, params=GATE, shape=(E, B, N), **options):
-    options = {'lanes': False} | options
-    return Model(name, cell, dict(params) | {'out': (shape[-1], O)}, {'h': shape}, **options)
+def without_readout(p):
+    return {k: v for k, v in p.items() if k != 'out'}
+
+
+def mapped(name, transition, params=GATE, shape=(E, B, N), axis=0, **options):
+    """``axis``: that of the members, which the output sums."""
+
+    def output(ops, p, h):
+        y = read_out(ops, p, h)
+        return y if len(shape) == 2 else y.sum(axis)
+
+    params, options = dict(params) | {'out': (shape[-1], O)}, {'lanes': False} | options
+    return row(transition, params, {'h': shape}, name=name, output=output, **options)
 
 
 def separate(params, axis=0):
@@ -54,13 +61,12 @@ def decayed(ops, p, h, r, x):
     )
 
 
-def lanes(ops, p, c, x):
+def lanes(ops, p, h, r, x):
     """A cell for one lane, mapped over the batch."""
-    h = ops.new('h', ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(c['h'], ops.cut(c['h']), x))
-    return ops.dot(h, p['out']), {'h': h}
+    return ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(h, r, x)
 
 
-def lanes_with_branches(ops, p, c, x):
+def lanes_with_branches(ops, p, h, r, x):
     """Every lane takes its own branch: JAX makes a select of it."""
 
     def one(h, r, x):
@@ -73,36 +79,22 @@ def lanes_with_branches(ops, p, c, x):
             per_lane=True,
         )
 
-    h = ops.new('h', ops.vmap(one)(c['h'], ops.cut(c['h']), x))
-    return ops.dot(h, p['out']), {'h': h}
+    return ops.vmap(one)(h, r, x)
 
 
-def ensemble_of_lanes(ops, p, c, x):
-    def member(p, h, r):
-        return ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(h, r, x)
-
-    h = ops.new('h', ops.vmap(member)({'w': p['w'], 'b': p['b']}, c['h'], ops.cut(c['h'])))
-    return ops.dot(h, p['out']).sum(0), {'h': h}
+def ensemble_of_lanes(ops, p, h, r, x):
+    return ops.vmap(lambda p, h, r: lanes(ops, p, h, r, x))(without_readout(p), h, r)
 
 
-def scan_of_ensemble(ops, p, c, x):
+def scan_of_ensemble(ops, p, h, r, x):
     def body(h, r, x):
-        return ops.vmap(lambda p, h, r: leaky(ops, p, h, r, x))(
-            {'w': p['w'], 'b': p['b']}, h, r
-        ), None
+        return ops.vmap(lambda p, h, r: leaky(ops, p, h, r, x))(without_readout(p), h, r), None
 
-    h = ops.new('h', ops.loop(body, c['h'], ops.cut(c['h']), turns(x))[0])
-    return ops.dot(h, p['out']).sum(0), {'h': h}
+    return ops.loop(body, h, r, turns(x))[0]
 
 
-def ensemble_of_scans(ops, p, c, x):
-    h = ops.new(
-        'h',
-        ops.vmap(lambda p, h, r: scan()(ops, p, h, r, x))(
-            {'w': p['w'], 'b': p['b']}, c['h'], ops.cut(c['h'])
-        ),
-    )
-    return ops.dot(h, p['out']).sum(0), {'h': h}
+def ensemble_of_scans(ops, p, h, r, x):
+    return ops.vmap(lambda p, h, r: scan()(ops, p, h, r, x))(without_readout(p), h, r)
 
 
 def relaxing(ops, p, h, r, x):
@@ -124,8 +116,9 @@ VMAPS = [
     mapped(
         'vmap_axis',
         ensemble(weights=1, axis=1),
-        {'w': (I + N, E, N), 'b': (N, E)},
+        separate(GATE, 1),
         (B, E, N),
+        axis=1,
         lanes=True,
     ),
     mapped('vmap_lanes', lanes, shape=(B, N), lanes=True),

@@ -4,7 +4,7 @@ linear attention and its kin, and other tails that repeat a result.
 
 import numpy as np
 
-from tests.models.model import B, I, Model, N
+from tests.models.model import B, I, Model, N, alone, cell_of, of, shown, states
 
 K, D, H = 2, 3, 2  # keys, values, heads
 WIDE = 2 * K + D
@@ -97,12 +97,11 @@ def two_rows(ops, p, c, x):
     return a * b, {'a': a, 'b': b}
 
 
-def split_bias(ops, p, c, x):
+def split_bias(ops, p, h, r, x):
     """A bias of all gates, split and read by all samples."""
-    b = ops.element_wise(p['b'], lambda b: b)
+    b = ops.element_wise(p['b'])
     gate = ops.sigmoid(ops.matmul(x, p['w']) + b[:N])
-    h = ops.new('h', gate * c['h'] + ops.tanh(ops.matmul(x, p['u']) + b[N:]))
-    return h, {'h': h}
+    return gate * h + ops.tanh(ops.matmul(x, p['u']) + b[N:])
 
 
 def turned(ops, p, c, x):
@@ -113,11 +112,10 @@ def turned(ops, p, c, x):
     return a + b**2, {'a': a, 'b': b}
 
 
-def neighbours(ops, p, c, x):
+def neighbours(ops, p, h, r, x):
     """An element of a result at its own position and at the next one."""
     y = ops.matmul(x, p['w'])
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(y + 0.5 * ops.shift(y, 1)))
-    return h, {'h': h}
+    return 0.8 * h + ops.tanh(y + 0.5 * ops.shift(y, 1))
 
 
 def tied(ops, p, c, x):
@@ -149,73 +147,51 @@ def convolved(ops, p, c, x):
     return s.sum(-2), {'s': s}
 
 
-def vector(ops, p, c, x):
-    """Without a batch."""
-    return gated_attention(ops, p, c, x)
-
-
 GATED = {**QKV, 'g': (I, K), 'b': (K,)}
-TWO = {'a': (B, N), 'b': (B, N)}
+HEADS = {'s': (B, H, K, D)}
+MLSTM = {**QKV, 'i': (I, 1), 'f': (I, 1), 'b': (1,)}
+MAMBA = {'delta': (I, K), 'b': (K,), 'a': (K, D), 'in': (I, K), 'k': (I, D), 'q': (I, D)}
+OTHERS = {'k': (int(PLACES.sum()),), 'B': (I, 2), 'A': (2, D)}
 
 
-def row(name, cell, params, carry=S, **options) -> Model:
+def row(cell, params, carry=S, **options) -> Model:
     """Where nothing is cut; a parameter may feed several groups, which no unrolling keeps apart."""
-    return Model(name, cell, params, carry, exact=True, cut_bptt=False, **options)
-
-
-def alone(names) -> tuple:
-    """Each state is a group of its own."""
-    return tuple((name,) for name in names)
+    return of(cell, params, carry, exact=True, cut_bptt=False, **options)
 
 
 MODELS = [
-    row('linear_attention', linear_attention, QKV, {**S, 'n': (B, K)}, groups=alone('sn')),
+    row(linear_attention, QKV, {**S, 'n': (B, K)}, groups=alone('s', 'n')),
+    row(retention, {'q': (I, H * K), 'k': (I, H * K), 'v': (I, H * D)}, HEADS),
+    row(gated_attention, GATED),
     row(
-        'retention',
-        retention,
-        {'q': (I, H * K), 'k': (I, H * K), 'v': (I, H * D)},
-        {'s': (B, H, K, D)},
+        gated_attention,
+        GATED,
+        {'s': (K, D)},
+        x=(I,),
+        lanes=False,
+        name='gated_attention_vector',
     ),
-    row('gated_attention', gated_attention, GATED),
-    row('gated_attention_vector', vector, GATED, {'s': (K, D)}, x=(I,), lanes=False),
-    row('fused_attention', fused, {'w': (I, WIDE + K), 'b': (WIDE + K,)}),
-    row('head_decay', head_decay, {'w': (I, H + H * K), 'v': (I, H * D)}, {'s': (B, H, K, D)}),
+    row(fused, {'w': (I, WIDE + K), 'b': (WIDE + K,)}, name='fused_attention'),
+    row(head_decay, {'w': (I, H + H * K), 'v': (I, H * D)}, HEADS),
+    row(mlstm, MLSTM, {**S, 'n': (B, K), 'm': (B, 1)}, groups=alone('s', 'n', 'm')),
+    row(mamba, MAMBA | {'skip': (K,)}),
+    row(two_rows, {'k': (2, N), 'w': (I, N)}, states('ab')),
     row(
-        'mlstm',
-        mlstm,
-        {**QKV, 'i': (I, 1), 'f': (I, 1), 'b': (1,)},
-        {**S, 'n': (B, K), 'm': (B, 1)},
-        groups=alone('snm'),
+        cell_of(split_bias, shown),
+        {'b': (2 * N,), 'w': (I, N), 'u': (I, N)},
+        states('h'),
+        name='split_bias',
     ),
+    row(turned, {'w': (I, N)}, states('ab')),
+    row(cell_of(neighbours, shown), {'w': (I, N)}, states('h'), name='neighbours'),
+    row(tied, {'w': (I, K)}, {'s': (B, K, K)}),
+    of(normalised, {'k': (I, K)}, {'s': (B, K, I)}, cut_bptt=False, name='normalised_keys'),
+    row(of_other_ops, OTHERS, name='attention_of_other_ops'),
     row(
-        'mamba',
-        mamba,
-        {
-            'delta': (I, K),
-            'b': (K,),
-            'a': (K, D),
-            'in': (I, K),
-            'k': (I, D),
-            'q': (I, D),
-            'skip': (K,),
-        },
-    ),
-    row('two_rows', two_rows, {'k': (2, N), 'w': (I, N)}, TWO),
-    row('split_bias', split_bias, {'b': (2 * N,), 'w': (I, N), 'u': (I, N)}, {'h': (B, N)}),
-    row('turned', turned, {'w': (I, N)}, TWO),
-    row('neighbours', neighbours, {'w': (I, N)}, {'h': (B, N)}),
-    row('tied', tied, {'w': (I, K)}, {'s': (B, K, K)}),
-    Model('normalised_keys', normalised, {'k': (I, K)}, {'s': (B, K, I)}, cut_bptt=False),
-    row(
-        'attention_of_other_ops',
-        of_other_ops,
-        {'k': (int(PLACES.sum()),), 'B': (I, 2), 'A': (2, D)},
-    ),
-    row(
-        'attention_of_conv',
         convolved,
         {'k': (2, I, K), 'b': (K,)},
         {'s': (B, 4, K, I)},
         x=(B, 4, I),
+        name='attention_of_conv',
     ),
 ]

@@ -48,6 +48,54 @@ class Model:
         return 0 if owner is None else owner + 1
 
 
+def of(cell, params, carry=None, *args, name=None, **options) -> Model:
+    """The row of a cell, by the cell's name."""
+    carry = {'h': (B, N)} if carry is None else carry
+    return Model(name or cell.__name__, cell, params, carry, *args, **options)
+
+
+def shown(ops, p, h):
+    return h
+
+
+def read_out(ops, p, h):
+    return ops.dot(h, p['out'])
+
+
+def cell_of(transition, output=read_out) -> Callable:
+    """A cell with one state: ``transition(ops, p, h, r, x)``, in which ops and mixing equations
+    read ``r``, and ``output(ops, p, new h)``.
+    """
+
+    def cell(ops, p, c, x):
+        h = ops.new('h', transition(ops, p, c['h'], ops.cut(c['h']), x))
+        return output(ops, p, h), {'h': h}
+
+    return cell
+
+
+def row(transition, params, *args, output=read_out, name=None, **options) -> Model:
+    """The row of such a cell, by the name of its transition."""
+    return of(
+        cell_of(transition, output), params, *args, name=name or transition.__name__, **options
+    )
+
+
+def states(names, shape=(B, N)) -> dict:
+    """States of one shape."""
+    return dict.fromkeys(names, shape)
+
+
+def alone(*names) -> tuple:
+    """Each state is a group of its own."""
+    return tuple((name,) for name in names)
+
+
+def untraced(*names) -> dict:
+    """Parameters that have their same-step gradient only."""
+    return dict.fromkeys(names)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model with parameters, first carry, a sequence, and the loss of one step, all in

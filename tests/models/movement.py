@@ -4,28 +4,32 @@ mixing, which is cut.
 
 import numpy as np
 
-from tests.models.model import B, I, Model, N, O
-from tests.models.recurrent import GATE, READOUT, W
+from tests.models import model
+from tests.models.model import B, I, Model, N, alone, of, shown, untraced
+from tests.models.recurrent import GATE, READOUT
 
 K = 3  # copies
 ORDER, BACK = np.array([2, 0, 3, 1]), np.array([1, 3, 0, 2])
-UNTRACED = {'w': None, 'b': None}
+UNTRACED, OUT = untraced('w', 'b'), {'out': READOUT}
+COSINES = np.cos(np.arange(16.0)).reshape(N, N)
 
 
-def drive(ops, p, c, x):
-    return ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w'], p['b'])
+def drive(ops, p, r, x):
+    return ops.matmul(ops.concatenate([x, r]), p['w'], p['b'])
 
 
-def row(
-    name, tail=lambda ops, y: ops.tanh(y), keep=lambda ops, h, r: 0.8 * h, wide=N, **options
-) -> Model:
+def tanh(ops, y):
+    return ops.tanh(y)
+
+
+def row(name, tail=tanh, keep=lambda ops, h, r: 0.8 * h, wide=N, **options) -> Model:
     """``h = keep(h', what mixing reads of h') + tail(y)`` with ``wide`` outputs of the op."""
 
-    def cell(ops, p, c, x):
-        h = ops.new('h', keep(ops, c['h'], ops.cut(c['h'])) + tail(ops, drive(ops, p, c, x)))
-        return h, {'h': h}
+    def transition(ops, p, h, r, x):
+        return keep(ops, h, r) + tail(ops, drive(ops, p, r, x))
 
-    return Model(name, cell, {'w': (I + N, wide), 'b': (wide,)}, **options)
+    params = {'w': (I + N, wide), 'b': (wide,)}
+    return model.row(transition, params, name=name, output=shown, **options)
 
 
 def there(name, move, **options) -> Model:
@@ -62,14 +66,9 @@ TAILS = [
 ]
 
 
-def transposed(ops, p, c, x):
+def transposed(ops, p, h, r, x):
     """The state lies the other way round."""
-    h = ops.new(
-        'h',
-        0.8 * c['h']
-        + ops.tanh(ops.matmul(ops.concatenate([x, ops.cut(c['h']).T]), p['w'], p['b']).T),
-    )
-    return ops.dot(h.T, p['out']), {'h': h}
+    return 0.8 * h + ops.tanh(ops.matmul(ops.concatenate([x, r.T]), p['w'], p['b']).T)
 
 
 def two_parts(ops, p, c, x):
@@ -81,60 +80,65 @@ def two_parts(ops, p, c, x):
     return ops.dot(ops.concatenate([a, b]), p['out']), {'a': a, 'b': b}
 
 
-def unstacked(ops, p, c, x):
+def unstacked(ops, p, h, r, x):
     """A state is taken apart and put together again, each part with a decay of its own."""
-    y = drive(ops, p, c, x)
-    parts = [(0.9 - 0.1 * k) * c['h'][:, k] + ops.tanh(y[:, k]) for k in range(N)]
-    h = ops.new('h', ops.stack(parts, 1))
-    return ops.dot(h, p['out']), {'h': h}
+    y = drive(ops, p, r, x)
+    return ops.stack([(0.9 - 0.1 * k) * h[:, k] + ops.tanh(y[:, k]) for k in range(N)], 1)
 
 
-def copies(ops, p, c, x):
+def copies(ops, p, h, r, x):
     """Every y drives K positions, along an axis of its own."""
-    y = ops.matmul(ops.concatenate([x, ops.cut(c['h']).sum(0)]), p['w'], p['b'])
-    h = ops.new(
-        'h',
-        np.array([0.9, 0.7, 0.5])[:, None, None] * c['h']
-        + ops.broadcast_to(ops.tanh(y), (K, B, N)),
-    )
-    return ops.dot(h[0] - h[1] ** 2 + h[2], p['out']), {'h': h}
+    y = ops.tanh(drive(ops, p, r.sum(0), x))
+    return np.array([0.9, 0.7, 0.5])[:, None, None] * h + ops.broadcast_to(y, (K, B, N))
 
 
-def spread(to_state, wide):
+def spread(name, to_state, wide) -> Model:
     """Every y drives several positions of one lane."""
 
-    def cell(ops, p, c, x):
-        y = ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w'], p['b'])
-        h = ops.new('h', np.array([0.9, 0.7, 0.5, 0.8]) * c['h'] + ops.tanh(to_state(ops, y)))
-        return ops.dot(h, p['out']), {'h': h}
+    def transition(ops, p, h, r, x):
+        y = drive(ops, p, r, x)
+        return np.array([0.9, 0.7, 0.5, 0.8]) * h + ops.tanh(to_state(ops, y))
 
-    return cell, {'w': (I + N, wide), 'b': (wide,), 'out': READOUT}
+    return model.row(transition, {'w': (I + N, wide), 'b': (wide,)} | OUT, name=f'broadcast_{name}')
 
 
-def reversed_decay(ops, p, c, x):
+def reversed_decay(ops, p, h, r, x):
     """A weight for each position, which every lane reads in another order."""
     decay = ops.flip(ops.element_wise(p['decay'], ops.sigmoid))
-    h = ops.new('h', decay * c['h'] + ops.tanh(drive(ops, p, c, x)))
-    return ops.dot(h, p['out']), {'h': h}
+    return decay * h + ops.tanh(drive(ops, p, r, x))
 
 
 SHAPES = [
-    Model('move_transpose', transposed, GATE | {'out': READOUT}, {'h': (N, B)}, lanes=False),
-    Model(
-        'move_parts',
+    model.row(
+        transposed,
+        GATE | OUT,
+        {'h': (N, B)},
+        output=lambda ops, p, h: ops.dot(h.T, p['out']),
+        name='move_transpose',
+        lanes=False,
+    ),
+    of(
         two_parts,
-        {'one': (I + N, 1), 'two': (I + N, N - 1), 'out': READOUT},
+        {'one': (I + N, 1), 'two': (I + N, N - 1)} | OUT,
         {'a': (B, 1), 'b': (B, N - 1)},
-        groups=(('a',), ('b',)),
+        name='move_parts',
+        groups=alone('a', 'b'),
         owner={'two': 1, 'out': None},
     ),
-    Model('move_unstack', unstacked, GATE | {'out': READOUT}),
-    Model('broadcast', copies, GATE | {'out': READOUT}, {'h': (K, B, N)}, lanes=False),
-    Model('broadcast_reversed', reversed_decay, GATE | {'decay': (N,), 'out': READOUT}),
-    Model('broadcast_inside', *spread(lambda ops, y: ops.broadcast_to(y, (B, N)), 1)),
-    Model('broadcast_repeat', *spread(lambda ops, y: ops.repeat(y, 2, -1), 2)),
-    Model('broadcast_tile', *spread(lambda ops, y: ops.tile(y, (1, 2)), 2)),
-    Model('broadcast_gather', *spread(lambda ops, y: y[:, np.array([0, 2, 2, 1])], 3)),
+    model.row(unstacked, GATE | OUT, name='move_unstack'),
+    model.row(
+        copies,
+        GATE | OUT,
+        {'h': (K, B, N)},
+        output=lambda ops, p, h: ops.dot(h[0] - h[1] ** 2 + h[2], p['out']),
+        name='broadcast',
+        lanes=False,
+    ),
+    model.row(reversed_decay, GATE | {'decay': (N,)} | OUT, name='broadcast_reversed'),
+    spread('inside', lambda ops, y: ops.broadcast_to(y, (B, N)), 1),
+    spread('repeat', lambda ops, y: ops.repeat(y, 2, -1), 2),
+    spread('tile', lambda ops, y: ops.tile(y, (1, 2)), 2),
+    spread('gather', lambda ops, y: y[:, np.array([0, 2, 2, 1])], 3),
 ]
 
 
@@ -147,15 +151,15 @@ def and_back(name, go, come) -> Model:
     )
 
 
+def swap_halves(ops, y):
+    return ops.concatenate(ops.split(y, 2)[::-1])
+
+
 BACKS = [
     and_back('flip', lambda ops, h: ops.flip(h), lambda ops, h: ops.flip(h)),
     and_back('reshape', lambda ops, h: h.reshape(2, B, 2), lambda ops, h: h.reshape(B, N)),
     and_back('transpose', lambda ops, h: h.T, lambda ops, h: h.T),
-    and_back(
-        'split',
-        lambda ops, h: ops.concatenate(ops.split(h, 2)[::-1]),
-        lambda ops, h: ops.concatenate(ops.split(h, 2)[::-1]),
-    ),
+    and_back('split', swap_halves, swap_halves),
     and_back('shift', lambda ops, h: ops.shift(h, 1), lambda ops, h: ops.shift(h, -1)),
     and_back('gather', lambda ops, h: h[:, ORDER], lambda ops, h: h[:, BACK]),
     and_back('gather_negative', lambda ops, h: h[..., ORDER - N], lambda ops, h: h[..., BACK - N]),
@@ -178,36 +182,21 @@ def step_integer(ops, x):
     return 1 * (x[0, 0] > 0.0) + 2 * (x[0, 1] > 0.0)
 
 
-def picked(ops, p, c, x):
+def picked(ops, p, h, r, x):
     """A position that the input chooses is read by all."""
-    h = ops.new(
-        'h',
-        0.6 * c['h']
-        + ops.tanh(drive(ops, p, c, x))
-        - 0.3 * ops.pick(ops.cut(c['h']), step_integer(ops, x)),
-    )
-    return h, {'h': h}
+    y = ops.tanh(drive(ops, p, r, x))
+    return 0.6 * h + y - 0.3 * ops.pick(r, step_integer(ops, x))
 
 
-def picked_tail(ops, p, c, x):
-    h = ops.new(
-        'h',
-        0.6 * c['h']
-        + ops.tanh(ops.pick(drive(ops, p, c, x), step_integer(ops, x)))
-        + 0.2 * x[:, :1],
-    )
-    return ops.dot(h, p['out']), {'h': h}
+def picked_tail(ops, p, h, r, x):
+    y = ops.tanh(ops.pick(drive(ops, p, r, x), step_integer(ops, x)))
+    return 0.6 * h + y + 0.2 * x[:, :1]
 
 
-def plain_dot(ops, p, c, x):
+def plain_dot(ops, p, h, r, x):
     """A plain matrix in the recurrence."""
-    h = ops.new(
-        'h',
-        0.6 * c['h']
-        + ops.tanh(drive(ops, p, c, x))
-        + 0.3 * ops.dot(ops.cut(c['h']), ops.plain(p['u'])),
-    )
-    return h, {'h': h}
+    y = ops.tanh(drive(ops, p, r, x))
+    return 0.6 * h + y + 0.3 * ops.dot(r, ops.plain(p['u']))
 
 
 def in_recurrence(name, mix, **options) -> Model:
@@ -224,22 +213,49 @@ MIXING = [
     in_recurrence('logsumexp', lambda ops, h, r: ops.sin(h) * ops.logsumexp(r)),
     in_recurrence('max', lambda ops, h, r: h - ops.highest(r)),
     in_recurrence('cumsum', lambda ops, h, r: ops.cumsum(r)),
-    in_recurrence(
-        'dot', lambda ops, h, r: ops.dot(ops.tanh(r), np.cos(np.arange(16.0)).reshape(N, N))
+    in_recurrence('dot', lambda ops, h, r: ops.dot(ops.tanh(r), COSINES)),
+    model.row(
+        plain_dot,
+        GATE | {'u': (N, N)},
+        output=shown,
+        name='mix_plain_dot',
+        owner=untraced('u'),
     ),
-    Model('mix_plain_dot', plain_dot, GATE | {'u': (N, N)}, owner={'u': None}),
-    Model('mix_pick', picked, GATE, lanes=False),
+    model.row(picked, GATE, output=shown, name='mix_pick', lanes=False),
     in_tail('softmax', lambda ops, y: ops.softmax(y, y), cut_bptt=False),
     in_tail('length', lambda ops, y: y / (0.5 + ops.norm(y)), cut_bptt=False),
     in_tail('max', lambda ops, y: ops.tanh(y - ops.highest(y)), cut_bptt=False),
-    in_tail(
-        'dot',
-        lambda ops, y: ops.tanh(ops.dot(y, np.cos(np.arange(16.0)).reshape(N, N))),
-        owner=UNTRACED,
-    ),
-    Model(
-        'tail_pick', picked_tail, {'w': W, 'b': (N,), 'out': (N, O)}, owner=UNTRACED, lanes=False
-    ),
+    in_tail('dot', lambda ops, y: ops.tanh(ops.dot(y, COSINES)), owner=UNTRACED),
+    model.row(picked_tail, GATE | OUT, name='tail_pick', owner=UNTRACED, lanes=False),
 ]
 
 MODELS = [*TAILS, *SHAPES, *BACKS, *MIXING]
+
+
+# -- of the first table: a permutation is followed exactly, since every element of y still meets one
+# position; a mixing equation reads constants in the D pass, and old states as constants
+
+
+def layer_norm(ops, y):
+    centred = y - ops.mean(y)
+    return centred / ops.sqrt(ops.mean(centred**2) + 0.1)
+
+
+def bypass(ops, p, c, x):
+    """The output reads y and the state before its reset, never the new state."""
+    y = drive(ops, p, ops.cut(c['h']), x)
+    before = 0.8 * c['h'] + ops.tanh(y)
+    h = ops.new('h', before - 0.5 * ops.sigmoid(4.0 * before))
+    return ops.dot(ops.tanh(before), p['out']) + ops.dot(y, p['out']), {'h': h}
+
+
+FIRST = [
+    in_tail('flip', lambda ops, y: ops.tanh(ops.flip(y))),
+    in_tail('swap', lambda ops, y: ops.tanh(swap_halves(ops, y))),
+    in_tail('relu', lambda ops, y: ops.relu(y) + ops.where(y.real > 0.3, y**2, 0.2 * y)),
+    in_tail('cumsum', lambda ops, y: ops.tanh(ops.cumsum(y)), owner=UNTRACED),
+    in_tail('norm', layer_norm, cut_bptt=False),
+    row('roll', keep=lambda ops, h, r: 0.5 * h + 0.4 * ops.roll(r, 1)),
+    row('mean', keep=lambda ops, h, r: 0.5 * h - 0.4 * ops.mean(r)),
+    of(bypass, GATE | OUT),
+]

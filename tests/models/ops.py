@@ -76,7 +76,7 @@ class Ops:
     def matmul(self, x, w, bias=None):
         return self._op(x, lambda x: x @ w if bias is None else x @ w + bias)
 
-    def element_wise(self, w, fn):
+    def element_wise(self, w, fn=lambda w: w):
         return self._op(None, lambda _: fn(w))
 
     def conv(self, x, kernel, bias=None, strides=None, padding='SAME'):

@@ -19,32 +19,8 @@ from tests.models.spiking import fired
 
 INPUTS, MEMBERS, SUM = 2, 2, '~sum'
 KINDS = {'leaky': ('h',), 'gated': ('h',), 'lstm': ('c', 'h'), 'lif': ('v',)}
-TAILS = (
-    'tanh',
-    'flip',
-    'gather',
-    'reshape',
-    'put',
-    'pad',
-    'relu',
-    'eased',
-    'spike',
-    'cumsum',
-    'softmax',
-    'norm',
-)
-KEEPS = (
-    'leak',
-    'flip',
-    'gather',
-    'stack',
-    'custom',
-    'roll',
-    'cumsum',
-    'mean',
-    'while',
-    'while_each',
-)
+TAILS = 'tanh flip gather reshape put pad relu eased spike cumsum softmax norm'.split()
+KEEPS = 'leak flip gather stack custom roll cumsum mean while while_each'.split()
 CALLS = ('jit', 'checkpoint', 'cond', 'cond_constant', 'switch', 'scan', 'scan_reverse', 'fori')
 BRANCHING = ('cond_weights',)  # doubles the parameters: once in a layer
 MAPS = ('vmap', 'vmap_weights')  # adds an axis: once in a layer

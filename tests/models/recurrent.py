@@ -2,7 +2,7 @@
 and readouts.
 """
 
-from tests.models.model import B, I, M, Model, N, O
+from tests.models.model import I, M, N, O, of, row, shown, states, untraced
 
 W = (I + N, N)
 GATE = {'w': W, 'b': (N,)}
@@ -14,27 +14,22 @@ def gate(ops, p, x, h):
     return ops.matmul(ops.concatenate([x, h]), p['w'], p['b'])
 
 
-def leaky(ops, p, c, x):
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(gate(ops, p, x, ops.cut(c['h']))))
-    return ops.dot(h, p['out']), {'h': h}
+def leaky(ops, p, h, r, x):
+    return 0.8 * h + ops.tanh(gate(ops, p, x, r))
 
 
-def leaky_jitted(ops, p, c, x):
+def leaky_jitted(ops, p, h, r, x):
     """The same with the element-wise part inside a user's ``jit``."""
-    tail = ops.jit(lambda h, y: 0.8 * h + ops.tanh(y))
-    h = ops.new('h', tail(c['h'], gate(ops, p, x, ops.cut(c['h']))))
-    return ops.dot(h, p['out']), {'h': h}
+    return ops.jit(lambda h, y: 0.8 * h + ops.tanh(y))(h, gate(ops, p, x, r))
 
 
-def vanilla(ops, p, c, x):
-    h = ops.new('h', ops.tanh(gate(ops, p, x, ops.cut(c['h']))))
-    return h, {'h': h}
+def vanilla(ops, p, h, r, x):
+    return ops.tanh(gate(ops, p, x, r))
 
 
-def vector(ops, p, c, x):
+def vector(ops, p, h, r, x):
     """Unbatched: the op is a matrix times a vector."""
-    h = ops.new('h', 0.7 * c['h'] + ops.tanh(gate(ops, p, x, ops.cut(c['h']))))
-    return ops.dot(h, p['out']), {'h': h}
+    return 0.7 * h + ops.tanh(gate(ops, p, x, r))
 
 
 def gru_state(ops, p, h, x, name='h'):
@@ -52,22 +47,17 @@ def gru(ops, p, c, x):
     return ops.dot(h, p['out']), {'h': h}
 
 
-def mgu(ops, p, c, x):
+def mgu(ops, p, h, r, x):
     """The forget gate reaches h both directly and through the candidate's op (fault J)."""
-    h = c['h']
-    f = ops.sigmoid(gate(ops, p['f'], x, ops.cut(h)))
-    n = ops.tanh(gate(ops, p['n'], x, f * ops.cut(h)))
-    h = ops.new('h', (1.0 - f) * h + f * n)
-    return h, {'h': h}
+    f = ops.sigmoid(gate(ops, p['f'], x, r))
+    return (1.0 - f) * h + f * ops.tanh(gate(ops, p['n'], x, f * r))
 
 
-def minimal_rnn(ops, p, c, x):
+def minimal_rnn(ops, p, h, r, x):
     """``phi`` reaches h both directly and through the update gate's op (fault J)."""
-    h = c['h']
     z = ops.tanh(ops.matmul(x, p['phi']))
-    u = ops.sigmoid(ops.matmul(ops.concatenate([z, ops.cut(h)]), p['u']))
-    h = ops.new('h', u * h + (1.0 - u) * z)
-    return h, {'h': h}
+    u = ops.sigmoid(ops.matmul(ops.concatenate([z, r]), p['u']))
+    return u * h + (1.0 - u) * z
 
 
 def lstm_states(ops, old, i, f, g, o, names=('c', 'h')):
@@ -95,10 +85,9 @@ def lstm_reading_cell(ops, p, c, x):
     return new['h'] + 0.5 * new['c'] ** 2, new
 
 
-def min_gru(ops, p, c, x):
+def min_gru(ops, p, h, r, x):
     z = ops.sigmoid(ops.matmul(x, p['z'], p['b']))
-    h = ops.new('h', (1.0 - z) * c['h'] + z * ops.matmul(x, p['n']))
-    return ops.dot(h, p['out']), {'h': h}
+    return (1.0 - z) * h + z * ops.matmul(x, p['n'])
 
 
 def lru(ops, p, c, x):
@@ -111,19 +100,15 @@ def lru(ops, p, c, x):
     return ops.dot(re, p['c']) + ops.dot(x, p['d']), {'re': re, 'im': im}
 
 
-def plain_input(ops, p, c, x):
+def plain_input(ops, p, h, r, x):
     """Only the recurrent weight is marked; the input weight, the leak and the readout are plain."""
-    drive = ops.dot(x, p['w_in']) + ops.matmul(ops.cut(c['h']), p['w'])
-    h = ops.new('h', ops.sigmoid(ops.plain(p['leak'])) * c['h'] + ops.tanh(drive))
-    return ops.dot(h, p['out']), {'h': h}
+    drive = ops.dot(x, p['w_in']) + ops.matmul(r, p['w'])
+    return ops.sigmoid(ops.plain(p['leak'])) * h + ops.tanh(drive)
 
 
-def encoder(ops, p, c, x):
+def encoder(ops, p, h, r, x):
     """A plain layer in front of the op."""
-    h = ops.new(
-        'h', 0.8 * c['h'] + ops.tanh(gate(ops, p, ops.tanh(ops.dot(x, p['enc'])), ops.cut(c['h'])))
-    )
-    return h, {'h': h}
+    return 0.8 * h + ops.tanh(gate(ops, p, ops.tanh(ops.dot(x, p['enc'])), r))
 
 
 def old_output(ops, p, c, x):
@@ -132,10 +117,9 @@ def old_output(ops, p, c, x):
     return ops.dot(c['h'], p['out']) + ops.matmul(ops.tanh(c['h']), p['out_op']), {'h': h}
 
 
-def op_readout(ops, p, c, x):
+def op_readout(ops, p, h):
     """The readout is an op too: it reaches no state."""
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(gate(ops, p, x, ops.cut(c['h']))))
-    return ops.matmul(h, p['out'], p['out_b']), {'h': h}
+    return ops.matmul(h, p['out'], p['out_b'])
 
 
 def state_sum(ops, p, c, x):
@@ -156,51 +140,43 @@ def op_between_states(ops, p, c, x):
     return a, {'v': v, 'a': a}
 
 
-def context(ops, p, c, x):
+def context(ops, p, h, r, x):
     """A matrix times a vector whose result is shared by all lanes of a batched state."""
-    y = gate(ops, p, x, ops.cut(c['h'])) + ops.matmul(ops.tanh(x[0]), p['v'])
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(y))
-    return h, {'h': h}
+    return 0.8 * h + ops.tanh(gate(ops, p, x, r) + ops.matmul(ops.tanh(x[0]), p['v']))
 
 
 GATES = {k: GATE for k in 'ifgo'}
-LSTM = {'c': (B, N), 'h': (B, N)}
+LSTM = states('ch')
+OUT = {'out': READOUT}
+LRU = {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 'd': (I, O)}
 
 MODELS = [
-    Model('leaky', leaky, GATE | {'out': READOUT}),
-    Model('leaky_jitted', leaky_jitted, GATE | {'out': READOUT}),
-    Model('vanilla', vanilla, GATE),
-    Model('vector', vector, GATE | {'out': READOUT}, {'h': (N,)}, (I,), lanes=False),
-    Model('gru', gru, {'z': GATE, 'r': GATE, 'n': GATE, 'out': READOUT}, owner={'r': None}),
-    Model('mgu', mgu, {'f': GATE, 'n': GATE}, cut_bptt=False),
-    Model('minimal_rnn', minimal_rnn, {'phi': (I, N), 'u': (N + N, N)}, cut_bptt=False),
-    Model('lstm', lstm, GATES | {'out': READOUT}, LSTM),
-    Model('lstm_fused', lstm_fused, {'w': (I + N, 4 * N), 'b': (4 * N,), 'out': READOUT}, LSTM),
-    Model('lstm_reading_cell', lstm_reading_cell, GATES, LSTM),
-    Model('min_gru', min_gru, {'z': (I, N), 'b': (N,), 'n': (I, N), 'out': READOUT}, exact=True),
-    Model(
-        'lru',
-        lru,
-        {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 'd': (I, O)},
-        {'re': (B, N), 'im': (B, N)},
-        exact=True,
-    ),
-    Model(
-        'plain_input',
+    row(leaky, GATE | OUT),
+    row(leaky_jitted, GATE | OUT),
+    row(vanilla, GATE, output=shown),
+    row(vector, GATE | OUT, {'h': (N,)}, (I,), lanes=False),
+    of(gru, {'z': GATE, 'r': GATE, 'n': GATE} | OUT, owner=untraced('r')),
+    row(mgu, {'f': GATE, 'n': GATE}, output=shown, cut_bptt=False),
+    row(minimal_rnn, {'phi': (I, N), 'u': (N + N, N)}, output=shown, cut_bptt=False),
+    of(lstm, GATES | OUT, LSTM),
+    of(lstm_fused, {'w': (I + N, 4 * N), 'b': (4 * N,)} | OUT, LSTM),
+    of(lstm_reading_cell, GATES, LSTM),
+    row(min_gru, {'z': (I, N), 'b': (N,), 'n': (I, N)} | OUT, exact=True),
+    of(lru, LRU, states(['re', 'im']), exact=True),
+    row(
         plain_input,
-        {'w_in': (I, N), 'w': (N, N), 'leak': (N,), 'out': READOUT},
-        owner={'w_in': None, 'leak': None},
+        {'w_in': (I, N), 'w': (N, N), 'leak': (N,)} | OUT,
+        owner=untraced('w_in', 'leak'),
     ),
-    Model('encoder', encoder, {'enc': (I, M), 'w': (M + N, N), 'b': (N,)}, owner={'enc': None}),
-    Model('old_output', old_output, GATE | {'out': READOUT, 'out_op': READOUT}),
-    Model('op_readout', op_readout, GATE | {'out': READOUT, 'out_b': (O,)}),
-    Model('state_sum', state_sum, GATE, {'h': (B, N), 'a': (B, N)}),
-    Model(
-        'op_between_states',
-        op_between_states,
-        GATE | {'w2': (N, N)},
-        {'v': (B, N), 'a': (B, N)},
-        cut_bptt=False,
+    row(
+        encoder,
+        {'enc': (I, M), 'w': (M + N, N), 'b': (N,)},
+        output=shown,
+        owner=untraced('enc'),
     ),
-    Model('context', context, GATE | {'v': (I, N)}, lanes=False),
+    of(old_output, GATE | OUT | {'out_op': READOUT}),
+    row(leaky, GATE | OUT | {'out_b': (O,)}, output=op_readout, name='op_readout'),
+    of(state_sum, GATE, states('ha')),
+    of(op_between_states, GATE | {'w2': (N, N)}, states('va'), cut_bptt=False),
+    row(context, GATE | {'v': (I, N)}, output=shown, lanes=False),
 ]

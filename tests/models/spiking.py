@@ -1,6 +1,6 @@
 """Spiking cells of one layer. ``z`` is a spike; a reset subtracts it."""
 
-from tests.models.model import B, I, Model, N, O
+from tests.models.model import I, N, O, of, states
 
 THRESHOLD = 0.5
 
@@ -76,33 +76,15 @@ def stored_spike(ops, p, c, x):
     return ops.dot(z, p['out']), {'v': v, 'a': a, 'z': z}
 
 
-VI = {'i': (B, N), 'v': (B, N)}
-V = {'v': (B, N)}
+RECURRENT, OUT = {'w': (I + N, N)}, {'out': (N, O)}
+LEAK = {'leak': (N,), 'threshold': (N,)}
 
 MODELS = [
-    Model('lif', lif, {'w': (I, N), 'out': (N, O)}, V, exact=True, smooth=False),
-    Model('lif_by_vjp', lif_by_vjp, {'w': (I, N), 'out': (N, O)}, V, exact=True, smooth=False),
-    Model('lif_recurrent', lif_recurrent, {'w': (I + N, N), 'out': (N, O)}, V, smooth=False),
-    Model('synapse', synapse, {'w': (I + N, N), 'b': (N,), 'out': (N, O)}, VI, smooth=False),
-    Model(
-        'adaptive_lif',
-        adaptive_lif,
-        {'w': (I + N, N), 'out': (N, O)},
-        {'v': (B, N), 'a': (B, N)},
-        smooth=False,
-    ),
-    Model(
-        'learned_leak',
-        learned_leak,
-        {'w': (I + N, N), 'leak': (N,), 'threshold': (N,), 'out': (N, O)},
-        V,
-        smooth=False,
-    ),
-    Model(
-        'stored_spike',
-        stored_spike,
-        {'w': (I + N, N), 'out': (N, O)},
-        {'v': (B, N), 'a': (B, N), 'z': (B, N)},
-        smooth=False,
-    ),
+    of(lif, {'w': (I, N)} | OUT, states('v'), exact=True, smooth=False),
+    of(lif_by_vjp, {'w': (I, N)} | OUT, states('v'), exact=True, smooth=False),
+    of(lif_recurrent, RECURRENT | OUT, states('v'), smooth=False),
+    of(synapse, RECURRENT | {'b': (N,)} | OUT, states('iv'), smooth=False),
+    of(adaptive_lif, RECURRENT | OUT, states('va'), smooth=False),
+    of(learned_leak, RECURRENT | LEAK | OUT, states('v'), smooth=False),
+    of(stored_spike, RECURRENT | OUT, states('vaz'), smooth=False),
 ]

@@ -2,26 +2,26 @@
 and cut for those only.
 """
 
-from tests.models.model import B, I, M, Model, N, O
+from tests.models.model import B, I, M, N, O, alone, of, states
 from tests.models.recurrent import GATE, gate, gru_state, lstm_states
 from tests.models.spiking import THRESHOLD, fired
 
 
-def cell_of(ops, p, h, x, decay):
+def leaky_layer(ops, p, h, x, decay):
     return decay * h + ops.tanh(gate(ops, p, x, ops.cut(h)))
 
 
 def two_layers(ops, p, c, x):
-    h1 = ops.new('h1', cell_of(ops, p['one'], c['h1'], x, 0.8))
-    h2 = ops.new('h2', cell_of(ops, p['two'], c['h2'], h1, 0.7))
+    h1 = ops.new('h1', leaky_layer(ops, p['one'], c['h1'], x, 0.8))
+    h2 = ops.new('h2', leaky_layer(ops, p['two'], c['h2'], h1, 0.7))
     return ops.dot(h2, p['out']), {'h1': h1, 'h2': h2}
 
 
 def three_layers(ops, p, c, x):
     """The third layer also reads the first, and the output reads the old state of the second."""
-    h1 = ops.new('h1', cell_of(ops, p['one'], c['h1'], x, 0.8))
-    h2 = ops.new('h2', cell_of(ops, p['two'], c['h2'], h1, 0.7))
-    h3 = ops.new('h3', cell_of(ops, p['three'], c['h3'], ops.concatenate([h2, h1]), 0.6))
+    h1 = ops.new('h1', leaky_layer(ops, p['one'], c['h1'], x, 0.8))
+    h2 = ops.new('h2', leaky_layer(ops, p['two'], c['h2'], h1, 0.7))
+    h3 = ops.new('h3', leaky_layer(ops, p['three'], c['h3'], ops.concatenate([h2, h1]), 0.6))
     return ops.dot(h3, p['out']) + ops.dot(c['h2'], p['skip']), {'h1': h1, 'h2': h2, 'h3': h3}
 
 
@@ -73,8 +73,8 @@ def feedback(ops, p, c, x):
     both groups.
     """
     top_down = ops.concatenate([x, ops.cut(c['h2'])])
-    h1 = ops.new('h1', cell_of(ops, p['one'], c['h1'], top_down, 0.8))
-    h2 = ops.new('h2', cell_of(ops, p['two'], c['h2'], h1, 0.7))
+    h1 = ops.new('h1', leaky_layer(ops, p['one'], c['h1'], top_down, 0.8))
+    h2 = ops.new('h2', leaky_layer(ops, p['two'], c['h2'], h1, 0.7))
     return h2, {'h1': h1, 'h2': h2}
 
 
@@ -91,95 +91,67 @@ def weights(inputs, positions, gates=1):
 
 
 GRU = {k: weights(N, M) for k in 'zrn'} | {'out': (M, O)}
-LAYERS = {'one': 0, 'two': 1, 'three': 2}
+H1, H2, A_B = {'h1': (B, N)}, {'h2': (B, M)}, {'a': (B, N), 'b': (B, M)}
+V = {'v1': (B, N), 'v2': (B, M)}
+LAYERS = {'owner': {'one': 0, 'two': 1, 'three': 2}}
+TWO = {'groups': alone('h1', 'h2'), **LAYERS}
+BOTH = {'groups': alone('a', 'b'), 'owner': {'to_b': 1}}
+SPIKING = {'one': (I + N, N), 'two': (N + M, M)}
+THREE = {'one': GATE, 'two': weights(N, M), 'three': weights(M + N, N), 'out': (N, O)}
+
+
+def between(m):
+    """Weights of two populations that read each other, the second one of ``m``."""
+    return {'to_a': (I + N + m, N), 'to_b': (I + N + m, m), 'out': (N + m, O)}
+
 
 MODELS = [
-    Model(
-        'two_layers',
-        two_layers,
-        {'one': GATE, 'two': weights(N, M), 'out': (M, O)},
-        {'h1': (B, N), 'h2': (B, M)},
-        groups=(('h1',), ('h2',)),
-        owner=LAYERS,
-    ),
-    Model(
-        'two_equal_layers',
+    of(two_layers, {'one': GATE, 'two': weights(N, M), 'out': (M, O)}, H1 | H2, **TWO),
+    of(
         two_layers,
         {'one': GATE, 'two': weights(N, N), 'out': (N, O)},
-        {'h1': (B, N), 'h2': (B, N)},
-        groups=(('h1',), ('h2',)),
-        owner=LAYERS,
+        states(['h1', 'h2']),
+        name='two_equal_layers',
+        **TWO,
     ),
-    Model(
-        'three_layers',
+    of(
         three_layers,
-        {
-            'one': GATE,
-            'two': weights(N, M),
-            'three': weights(M + N, N),
-            'out': (N, O),
-            'skip': (M, O),
-        },
-        {'h1': (B, N), 'h2': (B, M), 'h3': (B, N)},
-        groups=(('h1',), ('h2',), ('h3',)),
-        owner=LAYERS,
+        THREE | {'skip': (M, O)},
+        H1 | H2 | {'h3': (B, N)},
+        groups=alone('h1', 'h2', 'h3'),
+        **LAYERS,
     ),
-    Model(
-        'lstm_gru',
+    of(
         lstm_gru,
         {'lstm': weights(I, N, 4)} | GRU,
-        {'c1': (B, N), 'h1': (B, N), 'h2': (B, M)},
+        {'c1': (B, N)} | H1 | H2,
         groups=(('c1', 'h1'), ('h2',)),
         owner={'z': 1, 'n': 1, 'r': None},
     ),
-    Model(
-        'spiking_two',
+    of(
         spiking_two,
-        {'one': (I + N, N), 'two': (N + M, M), 'out': (M, O)},
-        {'v1': (B, N), 'v2': (B, M)},
-        groups=(('v1',), ('v2',)),
-        owner=LAYERS,
+        SPIKING | {'out': (M, O)},
+        V,
+        groups=alone('v1', 'v2'),
         smooth=False,
+        **LAYERS,
     ),
-    Model(
-        'spiking_three',
+    of(
         spiking_three,
-        {'one': (I + N, N), 'two': (N + M, M), 'three': (M + N, N), 'out': (N, O)},
-        {'v1': (B, N), 'v2': (B, M), 'a2': (B, M), 'v3': (B, N)},
+        SPIKING | {'three': (M + N, N), 'out': (N, O)},
+        V | {'a2': (B, M), 'v3': (B, N)},
         groups=(('v1',), ('v2', 'a2'), ('v3',)),
-        owner=LAYERS,
         smooth=False,
+        **LAYERS,
     ),
-    Model(
-        'populations',
-        populations,
-        {'to_a': (I + N + M, N), 'to_b': (I + N + M, M), 'out': (N + M, O)},
-        {'a': (B, N), 'b': (B, M)},
-        groups=(('a',), ('b',)),
-        owner={'to_b': 1},
-    ),
-    Model(
-        'equal_populations',
-        populations,
-        {'to_a': (I + N + N, N), 'to_b': (I + N + N, N), 'out': (N + N, O)},
-        {'a': (B, N), 'b': (B, N)},
-        groups=(('a',), ('b',)),
-        owner={'to_b': 1},
-    ),
-    Model(
-        'feedback',
-        feedback,
-        {'one': weights(I + M, N), 'two': weights(N, M)},
-        {'h1': (B, N), 'h2': (B, M)},
-        groups=(('h1',), ('h2',)),
-        owner=LAYERS,
-    ),
-    Model(
-        'one_op_two_groups',
+    of(populations, between(M), A_B, **BOTH),
+    of(populations, between(N), states('ab'), name='equal_populations', **BOTH),
+    of(feedback, {'one': weights(I + M, N), 'two': weights(N, M)}, H1 | H2, **TWO),
+    of(
         one_op_two_groups,
         {'w': (I + N + M, N + M)},
         {'h': (B, N), 'm': (B, M)},
-        groups=(('h',), ('m',)),
+        groups=alone('h', 'm'),
         cut_bptt=False,
     ),
 ]

@@ -12,7 +12,6 @@ import braintrace
 from braintrace import functional, nn, rules, verify
 from braintrace.errors import (
     BraintraceError,
-    BraintraceWarning,
     NotCompiledError,
     NotSupportedError,
     OptionError,
@@ -37,6 +36,9 @@ ORACLES = [
     verify.dense_recursion_gradients,
     verify.finite_difference_gradients,
 ]
+
+
+DIFFERENCES = verify.finite_difference_gradients
 
 
 def args(**changes):
@@ -80,173 +82,112 @@ def test_wrong_arguments_of_an_oracle(oracle, change, error, message):
 
 
 @pytest.mark.parametrize('oracle', [o for o in ORACLES if o is not verify.cut_bptt_gradients])
-def test_a_cell_that_breaks_its_contract(oracle):
-    refused(
-        StructureError, 'return a pair (outputs, new_carry)', oracle, **args(cell=lambda p, h, x: h)
-    )
-    refused(
-        StructureError,
-        "of another structure, shape or dtype: PyTreeDef(*) of ['float64[3]'] before",
-        oracle,
-        **args(cell=lambda p, h, x: (h, h[:2])),
-    )
-    refused(
-        StructureError, 'of another structure', oracle, **args(cell=lambda p, h, x: (h, {'h': h}))
-    )
+@pytest.mark.parametrize(
+    'broken, message',
+    [
+        (lambda p, h, x: h, 'return a pair (outputs, new_carry)'),
+        (
+            lambda p, h, x: (h, h[:2]),
+            "of another structure, shape or dtype: PyTreeDef(*) of ['float64[3]'] before",
+        ),
+        (lambda p, h, x: (h, {'h': h}), 'of another structure'),
+    ],
+)
+def test_a_cell_that_breaks_its_contract(oracle, broken, message):
+    refused(StructureError, message, oracle, **args(cell=broken))
 
 
 def test_differences_want_float64():
-    refused(
-        StructureError,
-        "['carry'] is float32",
-        verify.finite_difference_gradients,
-        **args(carry=H.astype('float32')),
-    )
-    for eps in (0, -1e-3, 'small', True):
-        refused(
-            OptionError, f'eps is {eps!r}', verify.finite_difference_gradients, **args(), eps=eps
-        )
-    for entries in (0, 1.5, True):
-        refused(
-            OptionError,
-            f'entries is {entries!r}',
-            verify.finite_difference_gradients,
-            **args(),
-            entries=entries,
-        )
+    single = args(carry=H.astype('float32'))
+    refused(StructureError, "['carry'] is float32", DIFFERENCES, **single)
     with jax.enable_x64(False):
-        refused(
-            OptionError,
-            "jax.config.update('jax_enable_x64', True)",
-            verify.finite_difference_gradients,
-            **args(),
-        )
+        refused(OptionError, "jax.config.update('jax_enable_x64', True)", DIFFERENCES, **args())
+
+
+@pytest.mark.parametrize(
+    'name, value',
+    [('eps', v) for v in (0, -1e-3, 'small', True)] + [('entries', v) for v in (0, 1.5, True)],
+)
+def test_options_of_differences(name, value):
+    refused(OptionError, f'{name} is {value!r}', DIFFERENCES, **args(**{name: value}))
 
 
 def test_the_dense_recursion_refuses_complex_numbers():
-    refused(
-        NotSupportedError,
-        "['carry'] is complex",
-        verify.dense_recursion_gradients,
-        **args(carry=H.astype(complex)),
-    )
+    given = args(carry=H.astype(complex))
+    refused(NotSupportedError, "['carry'] is complex", verify.dense_recursion_gradients, **given)
 
 
-def test_the_cut_refuses_what_it_can_not_cut():
-    refused(OptionError, 'graph is int', verify.cut_bptt_gradients, **args(), graph=3)
+def looped(p, h, x):
+    def turn(h, _):
+        return 0.9 * h + jnp.tanh(braintrace.matmul(x, p['W'])), None
 
-    def looped(p, h, x):
-        h = jax.lax.scan(
-            lambda h, _: (0.9 * h + jnp.tanh(braintrace.matmul(x, p['W'])), None),
-            h,
-            None,
-            length=20,
-        )[0]
-        return h, h
+    h = jax.lax.scan(turn, h, None, length=20)[0]
+    return h, h
 
-    refused(
-        NotSupportedError,
-        'has a loop that is not unrolled [',
-        verify.cut_bptt_gradients,
-        **args(cell=looped),
-    )
 
-    def crossed(p, c, x):
-        h = 0.5 * c['h'] + braintrace.matmul(x, p['W'])
-        return h, {'h': h, 'g': 0.5 * c['g'] + c['h'][:2]}
+def crossed(p, c, x):
+    h = 0.5 * c['h'] + braintrace.matmul(x, p['W'])
+    return h, {'h': h, 'g': 0.5 * c['g'] + c['h'][:2]}
 
-    with pytest.warns(BraintraceWarning):
-        refused(
+
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        ({'graph': 3}, OptionError, 'graph is int'),
+        ({'cell': looped}, NotSupportedError, 'has a loop that is not unrolled ['),
+        (
+            {'cell': crossed, 'carry': {'h': np.zeros(3), 'g': np.zeros(2)}},
             NotSupportedError,
             'g reads the old h by a plain path between different shapes',
-            verify.cut_bptt_gradients,
-            **args(cell=crossed, carry={'h': jnp.zeros(3), 'g': jnp.zeros(2)}),
-        )
+        ),
+    ],
+)
+def test_the_cut_refuses_what_it_can_not_cut(change, error, message):
+    refused(error, message, verify.cut_bptt_gradients, **args(**change))
 
 
-def test_wrong_arguments_of_the_doctor():
-    online = functional.online(cell, rules.d_rtrl())
-    pure = dict(params=PARAMS, carry=jnp.zeros(3))
-    for steps in (0, 5, 2.5, True):
-        refused(
-            OptionError,
-            f'steps is {steps!r}; give an int from 1 to 4',
-            verify.diagnose,
-            online,
-            XS,
-            YS,
+ONLINE = functional.online(cell, rules.d_rtrl())
+PURE = {'params': PARAMS, 'carry': np.zeros(3)}
+MISSING = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
+
+
+@pytest.mark.parametrize(
+    'learner, ys, loss, options, error, message',
+    [
+        (cell, YS, squared, {}, OptionError, 'learner is function'),
+        (ONLINE, YS, squared, {}, OptionError, 'pass params=... and carry=... too'),
+        (functional.online(cell, None), YS, squared, PURE, OptionError, 'made with rule=None'),
+        (ONLINE, YS, None, PURE, OptionError, 'loss_fn is None'),
+        (
+            ONLINE,
+            MISSING,
             squared,
-            steps=steps,
-            **pure,
-        )
-    refused(OptionError, 'learner is function', verify.diagnose, cell, XS, YS, squared)
-    refused(
-        OptionError, 'pass params=... and carry=... too', verify.diagnose, online, XS, YS, squared
-    )
-    refused(
-        OptionError,
-        'made with rule=None',
-        verify.diagnose,
-        functional.online(cell, None),
-        XS,
-        YS,
-        squared,
-        **pure,
-    )
-    wrong = OptionError, 'loss_fn is None'
-    refused(*wrong, verify.diagnose, online, XS, YS, None, **pure)
-    missing = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
-    refused(
-        StepFunctionError,
-        'not a finite number at the steps [1, 3]',
-        verify.diagnose,
-        online,
-        XS,
-        missing,
-        squared,
-        **pure,
-    )
-    refused(
-        StepFunctionError,
-        'return one real scalar',
-        verify.diagnose,
-        online,
-        XS,
-        YS,
-        lambda output, target: output,
-        **pure,
-    )
+            PURE,
+            StepFunctionError,
+            'not a finite number at the steps [1, 3]',
+        ),
+        (ONLINE, YS, lambda o, y: o, PURE, StepFunctionError, 'return one real scalar'),
+    ],
+)
+def test_wrong_arguments_of_the_doctor(learner, ys, loss, options, error, message):
+    refused(error, message, verify.diagnose, learner, XS, ys, loss, **options)
+
+
+@pytest.mark.parametrize('steps', [0, 5, 2.5, True])
+def test_the_steps_of_a_diagnosis(steps):
+    message = f'steps is {steps!r}; give an int from 1 to 4'
+    refused(OptionError, message, verify.diagnose, ONLINE, XS, YS, squared, steps=steps, **PURE)
 
 
 def test_wrong_arguments_of_the_doctor_with_a_learner():
+    def asked(error, message, learner, xs=XS, **options):
+        refused(error, message, verify.diagnose, learner, xs, YS, squared, **options)
+
     model = nn.MinGRUCell(2, 3)
     brainstate.nn.init_all_states(model)
-    refused(
-        NotCompiledError,
-        'learner.compile_graph(x)',
-        verify.diagnose,
-        braintrace.D_RTRL(model),
-        XS,
-        YS,
-        squared,
-    )
+    asked(NotCompiledError, 'learner.compile_graph(x)', braintrace.D_RTRL(model))
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros(2))
-    refused(
-        OptionError,
-        'has those of its model',
-        verify.diagnose,
-        learner,
-        XS,
-        YS,
-        squared,
-        params=PARAMS,
-    )
-    refused(
-        StructureError,
-        'inputs 0: float64[2] when compiled, float64[5] now',
-        verify.diagnose,
-        learner,
-        jnp.ones((4, 5)),
-        YS,
-        squared,
-    )
+    asked(OptionError, 'has those of its model', learner, params=PARAMS)
+    other = 'inputs 0: float64[2] when compiled, float64[5] now'
+    asked(StructureError, other, learner, jnp.ones((4, 5)))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, nn, rules, verify
+from braintrace import nn, rules
+from tests.verify.asked import diagnosed, row_of
 
 
 def cell(params, h, x):
@@ -15,22 +16,12 @@ def cell(params, h, x):
     return braintrace.matmul(h, params['out']), h
 
 
-def squared(output, target):
-    return jnp.sum((output - target) ** 2)
-
-
-def diagnosis_of(rule):
+def told(rule):
     rng = np.random.default_rng(0)
     params = {'w': rng.standard_normal((5, 3)), 'out': rng.standard_normal((3, 2))}
-    xs, ys = rng.standard_normal((4, 2, 2)), rng.standard_normal((4, 2, 2))
-    learner = functional.online(cell, rule)
-    found = verify.diagnose(learner, xs, ys, squared, params=params, carry=np.zeros((2, 3)))
-    return found, {row.path: row for row in found.rows}['w']
-
-
-def told(rule):
-    found, row = diagnosis_of(rule)
-    return '\n'.join(found.findings), row
+    data = rng.standard_normal((2, 4, 2, 2))
+    found = diagnosed(cell, *data, params, np.zeros((2, 3)), rule)
+    return '\n'.join(found.findings), row_of(found, 'w')
 
 
 def test_of_a_rule_without_a_trace_all_history_is_dropped():
