@@ -26,7 +26,6 @@ from ._public_names import instead_of as _instead_of
 from ._public_names import lacking as _lacking
 from ._report import Report, report
 from ._rules import Feedback
-from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 from ._warnings import tell as _tell
@@ -34,6 +33,7 @@ from ._windows import Penalised, modulated
 from .extra import _own_diagonal as _own_diagonal  # registers the scope 'own' of a rule's view
 from .extra import _sparse_cpu as _sparse_cpu  # registers the kernels of sparse primitives
 from .extra import _unshard as _unshard  # registers what a `shard_map` is to the compiler
+from .extra._synthetic import SyntheticGradient
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, receipts, tasks, verify

@@ -40,7 +40,6 @@ ARROWS: dict[str, set[str]] = {
     '_tables': set(),
     '_public_names': set(),
     '_warnings': {'errors'},
-    '_synthetic': {'errors'},
     '_jax': {'errors'},
     '_brainstate': {'_jax'},
     '_etrace_op': {'errors', '_jax', '_signatures'},
@@ -62,8 +61,7 @@ ARROWS: dict[str, set[str]] = {
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
-    '_learner': CORE
-    | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic', 'extra._synthetic'},
+    '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', 'extra._synthetic'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',
@@ -94,8 +92,8 @@ ARROWS: dict[str, set[str]] = {
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
     '': CORE
-    | {'_version', '_synthetic', 'functional', 'rules', 'verify'}
-    | {'extra._own_diagonal', 'extra._sparse_cpu', 'extra._unshard'},
+    | {'_version', 'functional', 'rules', 'verify'}
+    | {'extra._own_diagonal', 'extra._sparse_cpu', 'extra._synthetic', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

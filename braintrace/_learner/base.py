@@ -16,8 +16,9 @@ from .._jax import is_key
 from .._report import Report, summary
 from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments, check_needs_no_inputs, public
-from .._synthetic import SyntheticGradient
 from .._windows import (
+    AS_IT_IS,
+    Around,
     Gradient,
     GradientOptions,
     Optimizer,
@@ -33,7 +34,6 @@ from .._windows import (
     with_so_far,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
-from ..extra._synthetic import split_weights
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from .sequences import Arguments, CallOptions, evolve, gradient, train
@@ -41,14 +41,13 @@ from .states import (
     CARRY,
     ETraceState,
     ModelStates,
+    ObserverState,
     Path,
     Role,
     StructureState,
-    SyntheticState,
     World,
     as_path,
     check_model,
-    synthesizer_of,
 )
 from .step_functions import Bound, Notices, substitute
 
@@ -81,8 +80,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     (3, 4)
     """
 
-    bootstraps = False  # whether exact windows end with the synthetic gradient of `synthesizer`
-    synthesizer: SyntheticGradient | None = None
+    around: Around = AS_IT_IS  # what stands around the observer of a step along a sequence
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     def __dir__(self) -> list[str]:
         """What a learner adds to a module, and what it needs of one."""
         own = {n for cls in type(self).__mro__ if issubclass(cls, ETraceLearner) for n in vars(cls)}
-        hidden = {'bootstraps', 'init_state', 'synthesizer', 'update'}
+        hidden = {'around', 'init_state', 'update'}
         return sorted({*own, 'states'} - hidden | {n for n in KEPT_NAMES if n in vars(self)})
 
     def __repr__(self) -> str:
@@ -144,8 +142,15 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self.structure = StructureState(core.first.held)
         self._remember_start()
-        self._begin_synthetic()
+        self._begin(self.around, core.graph)
         return core.graph
+
+    def _begin(self, around: Around, graph: ETraceGraph) -> None:
+        """Put this around the observer, and keep its states."""
+        self._beside = around.states(graph, ObserverState)
+        self.around = around
+        for name, state in self._beside.items():
+            setattr(self, name, state)
 
     def _own(self) -> Bound | None:
         """What this learner is compiled to; None for a deep copy, whose model is another one.
@@ -342,7 +347,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             **{('states', *p): world.states[p] for p in world.of(*CARRY)},
             ('etrace',): self.etrace,
             ('initial',): self.initial,
-            **({('synthetic',): self.synthetic} if self.bootstraps else {}),
+            **{(name,): getattr(self, name) for name in self._beside},
         }
 
     # running --------------------------------------------------------------------------------------
@@ -543,9 +548,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
         given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
-        apply = synthesizer_of(self, exact)
-        result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
-        grads, _ = split_weights(result.learnt, apply)
+        self.around.check(exact, self.rule)
+        calls = CallOptions(along, has_aux, progress, self.around)
+        result = gradient(bound.in_time(), given, calls)
+        grads = self.around.own(result.learnt)
         aux = result.aux if has_aux else None
         return _returned(Gradient(grads, result.losses, aux, None), result, given)
 
@@ -619,7 +625,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, update_every)
         along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
-        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
+        self.around.check(exact, self.rule)
+        calls = CallOptions(along, has_aux, progress, self.around)
         result = train(bound, given, calls, opt_state)
         aux = result.aux if has_aux else None
         found = Trained(None, result.losses, aux, None, result.learnt[1])
@@ -647,11 +654,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         (5, 3, 4)
         """
         return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
-
-    def _begin_synthetic(self) -> None:
-        """The parameters of the synthesizer, for a learner that has one."""
-        if self.bootstraps:
-            self.synthetic = SyntheticState(self.graph, self.synthesizer)
 
 
 def _returned(value, result: Result, given: Arguments):

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from .. import _jax
 from .._executor import TracedStep
 from .._windows import (
+    AS_IT_IS,
     REDUCTIONS,
+    Around,
     Course,
     Lines,
     Moment,
@@ -44,7 +46,6 @@ from .._windows import (
     strong,
 )
 from ..errors import OptionError, StepFunctionError
-from ..extra._synthetic import bootstrapped, split_weights
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, Values, substituted
 
@@ -53,14 +54,14 @@ CALLED = 'called'
 
 class CallOptions(NamedTuple):
     """The static part of a call over a sequence; ``along`` are ``GradientOptions`` or
-    ``UpdateOptions``. With a ``synthesizer`` weights are pairs with its parameters. ``progress`` is
-    :data:`CALLED` in the place of a function, which is given at each call of the program.
+    ``UpdateOptions``. ``progress`` is :data:`CALLED` in the place of a function, which is given at
+    each call of the program. ``around`` stands around the observer of the step.
     """
 
     along: Any
     has_aux: bool
     progress: bool | Callable | str
-    synthesizer: Callable | None = None
+    around: Around = AS_IT_IS
 
 
 class Arrays(NamedTuple):
@@ -151,12 +152,10 @@ class SequenceProgram:
         return run_updates(course, learnt, self.options.along, turn)
 
     def _course(self, etrace, values: Values, learnt, data: Arrays) -> Course:
-        synthesizer = self.options.synthesizer
-        weights, _ = split_weights(learnt[0] if self.train else learnt, synthesizer)
-        observed = self.step.observed(weights, values)
+        around = self.options.around
+        step = self.step.observed(around.own(learnt[0] if self.train else learnt), values)
         sequence = Sequence.of(*data, self.length, self.step.penalised)
-        if synthesizer is not None:
-            observed, sequence = bootstrapped(observed, synthesizer, sequence)
+        observed, sequence = around.observed(step, sequence)
         start = Moment((jax.tree.leaves(values.carry), values.threaded), **etrace)
         return Course(observed, start, sequence, None)
 
@@ -245,12 +244,10 @@ class Arguments(NamedTuple):
 
 
 def gradient(bound: Bound, given: Arguments, options: CallOptions) -> Result:
-    """The gradient of a sequence, a dict like the weights; with a synthesizer a pair with its
-    own.
-    """
+    """The gradient of a sequence, like the weights of the call."""
     data, weights = _checked(bound, given, options)
     program = _program(bound, given.step_fn, options, data, weights)
-    values = _values(bound, weights, options)
+    values = options.around.with_own({name: state.value for name, state in weights.items()})
     return program(values, data, lambda grads: None, options.progress)
 
 
@@ -259,25 +256,17 @@ def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Re
     optimiser.
     """
     data, weights = _checked(bound, given, options)
-    optimizer, values = options.along.optimizer, _values(bound, weights, options)
+    optimizer, around = options.along.optimizer, options.around
+    values = around.with_own({name: state.value for name, state in weights.items()})
     check_updatable(values)
     learnt = values, optimizer.init(values) if opt_state is None else opt_state
 
     def write(learnt) -> None:
-        new, synthetic = split_weights(learnt[0], options.synthesizer)
-        for name, value in new.items():
+        for name, value in around.kept(learnt[0]).items():
             weights[name].value = value
-        if synthetic is not None:
-            bound.owner.synthetic.value = synthetic
 
     program = _program(bound, given.step_fn, options, data, weights, learnt)
     return program(learnt, data, write, options.progress)
-
-
-def _values(bound: Bound, weights: dict, options: CallOptions):
-    """The values of the weights, with a synthesizer those of its parameters too."""
-    values = {name: state.value for name, state in weights.items()}
-    return values if options.synthesizer is None else (values, bound.owner.synthetic.value)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):

@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._compiler import ETraceGraph, path_name
+from .._compiler import path_name
 from .._jax import hide_from_locations
-from .._synthetic import SyntheticGradient
 from ..errors import CompileError, OptionError, StructureError
-from ..extra._synthetic import check_synthesizer
 
 # own states ---------------------------------------------------------------------------------------
 #
@@ -33,38 +31,14 @@ class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""
 
 
+class ObserverState(brainstate.State):
+    """What an observer around that of the step learns."""
+
+
 class StructureState(brainstate.State):
     """The places of the entries of sparse matrices that a model holds as constants: a state, so
     that jitted functions take them as arguments instead of millions of literals.
     """
-
-
-class SyntheticState(brainstate.State):
-    """The parameters of a synthesizer for the groups of a graph, by default of a linear one."""
-
-    def __init__(self, graph: ETraceGraph, synthesizer: SyntheticGradient | None):
-        shapes = signal_shapes(graph)
-        if synthesizer is None:
-            synthesizer = SyntheticGradient(shapes, lanes=graph.lanes is not None)
-        elif synthesizer.group_shapes != shapes:
-            raise StructureError(
-                f'the synthesizer is for groups {synthesizer.group_shapes}, and the model has '
-                f'{shapes}. Make it with `learner.group_signal_shapes()`.'
-            )
-        super().__init__(synthesizer.param_values())
-        self.apply = synthesizer.apply
-
-
-def signal_shapes(graph: ETraceGraph) -> dict[str, tuple[int, ...]]:
-    """Group -> shape of its states, ``(*shape, S)``."""
-    return {g.name: (*g.shape, g.num_state) for g in graph.hidden_groups}
-
-
-def synthesizer_of(learner: Any, exact: bool) -> Callable | None:
-    """The function that makes a learner's synthetic gradients, for a call with these options."""
-    apply = learner.synthetic.apply if learner.bootstraps else None
-    check_synthesizer(apply, exact, learner.rule)
-    return apply
 
 
 # states of the model ------------------------------------------------------------------------------

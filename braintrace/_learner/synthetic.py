@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import DEFAULT, Policy
-from .._synthetic import SyntheticGradient
 from .._windows import (
     GradientOptions,
     check_inside,
@@ -18,10 +17,10 @@ from .._windows import (
     length_of,
 )
 from ..errors import OptionError
+from ..extra._synthetic import Bootstrap, SyntheticGradient, signal_shapes
 from ..rules import same_step
 from .base import ETraceLearner
 from .sequences import Arguments, CallOptions, gradient
-from .states import signal_shapes, synthesizer_of
 
 
 class DNI(ETraceLearner):
@@ -63,7 +62,8 @@ class DNI(ETraceLearner):
         mark: str | Callable | None = None,
     ):
         super().__init__(model, same_step(), policy=policy, mark=mark)
-        self.bootstraps, self.synthesizer = True, _checked(synthesizer)
+        self.synthesizer = _checked(synthesizer)
+        self.around = Bootstrap(model=self.synthesizer)
 
     def group_signal_shapes(self) -> dict[str, tuple[int, ...]]:
         """Group -> shape of its states, ``(*shape, S)``, as a synthesizer sees them."""
@@ -71,9 +71,10 @@ class DNI(ETraceLearner):
 
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Take another synthesizer, with its first parameters."""
-        self.synthesizer = _checked(synthesizer)
+        around = Bootstrap(model=_checked(synthesizer))
         if self._own() is not None:
-            self._begin_synthetic()
+            self._begin(around, self.graph)
+        self.around, self.synthesizer = around, synthesizer
 
 
 def _checked(synthesizer):
@@ -119,7 +120,7 @@ def train_synthetic_gradient(
     if optimizer is not None:
         check_optimizer(optimizer)
     bound = learner._compiled().in_time()
-    apply = synthesizer_of(learner, check_inside('exact', window))
+    learner.around.check(check_inside('exact', window), learner.rule)
     check_window(window, None)
     if window is None or window >= length_of(*sequences):
         raise OptionError(
@@ -128,7 +129,7 @@ def train_synthetic_gradient(
         )
     along = GradientOptions(window, None, False, 'mean', True)
     given = Arguments(sequences, step_fn, None, None, None)
-    options = CallOptions(along, False, False, apply)
+    options = CallOptions(along, False, False, learner.around)
     moments = None if optimizer is None else optimizer.init(learner.synthetic.value)
     norms = []
     for _ in range(epochs):

@@ -30,6 +30,8 @@ from .options import (
     zero_gradient,
 )
 from .runs import (
+    AS_IT_IS,
+    Around,
     Course,
     GradientOptions,
     Gradients,
@@ -63,6 +65,8 @@ from .turns import (
 )
 
 __all__ = [
+    'AS_IT_IS',
+    'Around',
     'Course',
     'GradientOptions',
     'Gradient',

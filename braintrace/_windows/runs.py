@@ -6,6 +6,7 @@ One scan stacks factors and signals of a window; one call of the rule turns them
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -349,6 +350,61 @@ class Observer(Protocol):
 
     def masked(self, part: Sequence, bad: jax.Array) -> Sequence:
         """Steps in which ``bad`` lanes read zeros, and their outputs are constants."""
+
+
+class Around(ABC):
+    """What a call puts around the observer of its step: another observer, whose weights may have
+    a part beside those of the step.
+    """
+
+    @abstractmethod
+    def check(self, exact: bool, rule: Rule | None, not_finite: str = 'keep') -> None:
+        """Refuse options of a call that do not go together."""
+
+    @abstractmethod
+    def observed(self, step: Any, sequence: Sequence) -> tuple[Any, Sequence]:
+        """The observer, and the sequence for it."""
+
+    @abstractmethod
+    def states(self, graph: ETraceGraph, state: Callable) -> dict[str, Any]:
+        """What a learner keeps for it, made by ``state(value)``, by the names of its attributes."""
+
+    @abstractmethod
+    def own(self, weights):
+        """The step's part of the weights of a call."""
+
+    @abstractmethod
+    def with_own(self, values):
+        """The weights of a call of a learner, from those of the step."""
+
+    @abstractmethod
+    def kept(self, learnt):
+        """The step's part of what a learner has learnt, after the rest has been kept."""
+
+
+class AsItIs(Around):
+    """Nothing stands around the observer of the step."""
+
+    def check(self, exact, rule, not_finite='keep'):
+        return None
+
+    def observed(self, step, sequence):
+        return step, sequence
+
+    def states(self, graph, state):
+        return {}
+
+    def own(self, weights):
+        return weights
+
+    def with_own(self, values):
+        return values
+
+    def kept(self, learnt):
+        return learnt
+
+
+AS_IT_IS = AsItIs()
 
 
 class Course(NamedTuple):

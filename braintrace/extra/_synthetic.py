@@ -2,16 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._rules import Rule
-from .._windows import Gradients, Sequence
+from .._compiler import ETraceGraph
+from .._windows import AS_IT_IS, Around, Gradients, Sequence
 from ..errors import OptionError, StructureError
+
+
+class SyntheticGradient:
+    """The synthetic gradient of decoupled neural interfaces: for each group of states a linear map
+    ``s(h) = h @ w + b`` to the credit of ``h``, the derivative of later losses by it.
+
+    ``group_shapes``: group -> shape ``(*shape, S)``, the states of a group in the last axis.
+    ``scale``: standard deviation of the first ``w`` times the square root of its rows, by default
+    zero, no credit; ``seed`` draws it. ``lanes``: whether axis 0 is the batch, whose samples the
+    map does not mix; by default so where there are three axes or more. Its ``apply`` is a
+    ``synthesizer`` of ``sequence_grad`` and ``sequence_update``. Raises
+    :class:`braintrace.errors.OptionError` for shapes that are none.
+
+    Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients" (ICML,
+    arXiv 1608.05343).
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> synthetic = braintrace.SyntheticGradient({'h': (3, 4, 1)})
+    >>> params = synthetic.param_values()
+    >>> params['h']['w'].shape, synthetic.apply(params, {'h': jnp.ones((3, 4, 1))})['h'].shape
+    ((4, 4), (3, 4, 1))
+    """
+
+    def __init__(
+        self,
+        group_shapes: Mapping[Any, tuple[int, ...]],
+        *,
+        scale: float = 0.0,
+        seed: int = 0,
+        lanes: bool | None = None,
+    ):
+        for name, shape in group_shapes.items():
+            if not (isinstance(shape, tuple) and shape and all(isinstance(n, int) for n in shape)):
+                raise OptionError(
+                    f'the shape of group {name!r} is {shape!r}; give a tuple of ints, the states '
+                    'in the last axis, as `learner.group_signal_shapes()` does.'
+                )
+        self.group_shapes = dict(group_shapes)
+        self.scale, self.seed, self.lanes = scale, seed, lanes
+
+    def _rows(self, shape: tuple[int, ...]) -> int:
+        lanes = len(shape) > 2 if self.lanes is None else self.lanes
+        return math.prod(shape[1:] if lanes else shape)
+
+    def param_values(self) -> dict[Any, dict[str, jax.Array]]:
+        """The first parameters: group -> ``w`` and ``b``."""
+        keys = jax.random.split(jax.random.key(self.seed), max(len(self.group_shapes), 1))
+        params = {}
+        for key, (name, shape) in zip(keys, self.group_shapes.items(), strict=False):
+            n = self._rows(shape)
+            w = jnp.zeros((n, n))
+            if self.scale:
+                w = self.scale / math.sqrt(n) * jax.random.normal(key, (n, n))
+            params[name] = {'w': w, 'b': jnp.zeros(n)}
+        return params
+
+    def apply(self, params, states) -> dict[Any, jax.Array]:
+        """The credit of each group of states, arrays of the same shapes."""
+
+        def of(p, h):
+            return (h.reshape(-1, p['b'].shape[0]) @ p['w'] + p['b']).reshape(h.shape)
+
+        return {name: of(params[name], h) for name, h in states.items()}
+
+
+def signal_shapes(graph: ETraceGraph) -> dict[str, tuple[int, ...]]:
+    """Group -> shape of its states, ``(*shape, S)``."""
+    return {g.name: (*g.shape, g.num_state) for g in graph.hidden_groups}
 
 
 class Borders(NamedTuple):
@@ -24,20 +93,80 @@ class Borders(NamedTuple):
     flags: jax.Array | None
 
 
-def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Any, Sequence]:
-    """A step under observation whose weights are pairs, with the parameters of ``apply(params,
-    states) -> credit``, and the sequence for it.
+class Bootstrap(Around):
+    """Windows end with the credit of ``apply(params, states)``, and weights are pairs with its
+    parameters. A learner has a ``model`` of the credit in its place, by default a linear one that
+    starts at zero, with a state for these parameters.
     """
-    if sequence.penalties is not None:
-        raise OptionError(
-            'the loss is Penalised, and a mask is given beside a synthesizer, whose credit is '
-            'that of one sum of losses. Leave the mask out: return one loss, weighed by a '
-            'sequence of your own.'
-        )
-    at, flags = jnp.arange(len(sequence.mask)), sequence.flags
-    later = None if flags is None else jnp.roll(flags, -1, 0)
-    borders = Borders(at > 0, at < len(sequence.mask) - 1, later)
-    return Bootstrapped(observed, apply), sequence._replace(slices=(sequence.slices, borders))
+
+    def __init__(self, apply: Callable | None = None, model: SyntheticGradient | None = None):
+        self.apply, self.model = apply, model
+
+    def states(self, graph, state):
+        shapes, model = signal_shapes(graph), self.model
+        if model is None:
+            model = SyntheticGradient(shapes, lanes=graph.lanes is not None)
+        elif model.group_shapes != shapes:
+            raise StructureError(
+                f'the synthesizer is for groups {model.group_shapes}, and the model has {shapes}. '
+                'Make it with `learner.group_signal_shapes()`.'
+            )
+        self.apply, self.state = model.apply, state(model.param_values())
+        return {'synthetic': self.state}
+
+    def own(self, weights):
+        if not (isinstance(weights, tuple) and len(weights) == 2):
+            raise StructureError(
+                f'params is {type(weights).__name__}; with a synthesizer it is the pair (params of '
+                'the cell, params of the synthesizer).'
+            )
+        return weights[0]
+
+    def with_own(self, values):
+        return values, self.state.value
+
+    def kept(self, learnt):
+        self.state.value = learnt[1]
+        return learnt[0]
+
+    def observed(self, step, sequence):
+        if sequence.penalties is not None:
+            raise OptionError(
+                'the loss is Penalised, and a mask is given beside a synthesizer, whose credit is '
+                'that of one sum of losses. Leave the mask out: return one loss, weighed by a '
+                'sequence of your own.'
+            )
+        at, flags = jnp.arange(len(sequence.mask)), sequence.flags
+        later = None if flags is None else jnp.roll(flags, -1, 0)
+        borders = Borders(at > 0, at < len(sequence.mask) - 1, later)
+        return Bootstrapped(step, self.apply), sequence._replace(slices=(sequence.slices, borders))
+
+    def check(self, exact, rule, not_finite='keep'):
+        if not callable(self.apply):
+            raise OptionError(
+                f'synthesizer is {self.apply!r}; give a function `(params, states) -> credit`.'
+            )
+        if not exact:
+            raise OptionError(
+                "a synthesizer is given with inside='trace': it stands for the losses after an "
+                "exact window. Give inside='exact' and a window."
+            )
+        if rule is not None and rule.traces:
+            raise OptionError(
+                f'a synthesizer is given beside the trace of {rule!r}: the same influence would '
+                'count twice, from the past by the trace and to the future by the synthetic '
+                'gradient. Make the learner with rules.same_step().'
+            )
+        if not_finite != 'keep':
+            raise OptionError(
+                f'not_finite is {not_finite!r} beside a synthesizer, which learns from all lanes '
+                "together. Give 'keep'."
+            )
+
+
+def around(synthesizer: Callable | None) -> Around:
+    """What a call with this argument puts around its observer."""
+    return AS_IT_IS if synthesizer is None else Bootstrap(synthesizer)
 
 
 @dataclass(frozen=True)
@@ -126,36 +255,3 @@ class Bootstrapped:
 
     def moves(self, weights):
         return self.step.moves(weights[0]), jax.tree.map(lambda _: True, weights[1])
-
-
-def check_synthesizer(synthesizer, exact: bool, rule: Rule | None) -> None:
-    """Refuse a synthetic gradient without windows to end, or beside a trace."""
-    if synthesizer is None:
-        return
-    if not callable(synthesizer):
-        raise OptionError(
-            f'synthesizer is {synthesizer!r}; give a function `(params, states) -> credit`.'
-        )
-    if not exact:
-        raise OptionError(
-            "a synthesizer is given with inside='trace': it stands for the losses after an exact "
-            "window. Give inside='exact' and a window."
-        )
-    if rule is not None and rule.traces:
-        raise OptionError(
-            f'a synthesizer is given beside the trace of {rule!r}: the same influence would count '
-            'twice, from the past by the trace and to the future by the synthetic gradient. Make '
-            'the learner with rules.same_step().'
-        )
-
-
-def split_weights(params, synthesizer) -> tuple:
-    """``params`` and those of the synthesizer; the second is None where there is none."""
-    if synthesizer is None:
-        return params, None
-    if not (isinstance(params, tuple) and len(params) == 2):
-        raise StructureError(
-            f'params is {type(params).__name__}; with a synthesizer it is the pair (params of the '
-            'cell, params of the synthesizer).'
-        )
-    return params

@@ -34,6 +34,7 @@ from .._warnings import tell
 from .._windows import (
     NOT_FINITE,
     REDUCTIONS,
+    Around,
     Gradient,
     GradientOptions,
     Optimizer,
@@ -49,7 +50,7 @@ from .._windows import (
     tree_bytes,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
-from ..extra._synthetic import check_synthesizer
+from ..extra._synthetic import around
 from ..extra.observed import decoded, observed_step
 from ..extra.sharding import param_axes, shard_bytes, state_specs
 from ._compiled import Compiled, pull_back
@@ -483,9 +484,10 @@ class OnlineLearner:
         check_window(window, memory_budget)
         check_choice('keep_trace', keep_trace, (True, False))
         exact = check_inside(inside, window)
-        check_synthesizer(synthesizer, exact, self.rule)
+        observer = around(synthesizer)
+        observer.check(exact, self.rule)
         options = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
-        return self._along(loss_fn, progress, synthesizer).gradient(options)
+        return self._along(loss_fn, progress, observer).gradient(options)
 
     @public('learner.sequence_update')
     def sequence_update(
@@ -555,23 +557,19 @@ class OnlineLearner:
         check_optimizer(optimizer)
         check_updates(update_every, write_every)
         exact = check_inside(inside, update_every)
-        check_synthesizer(synthesizer, exact, self.rule)
         check_choice('not_finite', not_finite, NOT_FINITE)
-        if not_finite != 'keep' and synthesizer is not None:
-            raise OptionError(
-                f'not_finite is {not_finite!r} beside a synthesizer, which learns from all lanes '
-                "together. Give 'keep'."
-            )
+        observer = around(synthesizer)
+        observer.check(exact, self.rule, not_finite)
         problem = does_not_fit(observe, 2) if callable(observe) else repr(observe)
         if observe is not None and problem:
             raise OptionError(f'observe is {problem}; give a function `(grads, state) -> tree`.')
-        calls = self._along(loss_fn, progress, synthesizer)
+        calls = self._along(loss_fn, progress, observer)
         calls = replace(calls, not_finite=not_finite, observe=observe)
         return calls.update(optimizer, update_every, write_every, reduction, exact)
 
-    def _along(self, loss_fn: Callable, progress: bool | Callable, synthesizer) -> SequenceCalls:
+    def _along(self, loss_fn: Callable, progress: bool | Callable, around: Around) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)
-        return SequenceCalls(self.matching, self.hidden, loss, progress, synthesizer)
+        return SequenceCalls(self.matching, self.hidden, loss, progress, around)
 
     @staticmethod
     def _check_sequence(reduction, progress, observes: bool = False) -> None:

@@ -17,6 +17,8 @@ from .._compiler import abstract, is_inexact
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
 from .._windows import (
+    AS_IT_IS,
+    Around,
     Course,
     Gradient,
     GradientOptions,
@@ -60,7 +62,6 @@ from ..errors import (
     StepFunctionError,
     StructureError,
 )
-from ..extra._synthetic import bootstrapped, split_weights
 from ._compiled import Compiled
 from ._places import in_automatic_axes, is_explicit, types_of
 from ._state import OnlineState, check_carry0
@@ -137,15 +138,15 @@ class SequenceCalls:
     """Calls of a learner over a sequence.
 
     ``find(params, state, inputs)`` is the compiled step; ``hidden`` says which leaves of the carry
-    a reset puts back; ``loss(outputs, target)`` is the loss of one step. With a ``synthesizer``
-    params are pairs with its own.
+    a reset puts back; ``loss(outputs, target)`` is the loss of one step; ``around`` stands around
+    the observer.
     """
 
     find: Callable[[Any, OnlineState, tuple], Compiled]
     hidden: Callable
     loss: Callable
     progress: bool | Callable
-    synthesizer: Callable | None = None
+    around: Around = AS_IT_IS
     not_finite: str = 'keep'
     observe: Callable | None = None
 
@@ -267,8 +268,8 @@ class SequenceCalls:
 
     def compiled(self, params, state: OnlineState, data: Data) -> Compiled:
         """The compiled step for these arguments."""
-        params, _ = split_weights(params, self.synthesizer)
-        return self.find(params, state, as_inputs(jax.tree.map(lambda a: a[0], data.xs)))
+        first = as_inputs(jax.tree.map(lambda a: a[0], data.xs))
+        return self.find(self.around.own(params), state, first)
 
     def course(
         self, axes: Axes, params, state: OnlineState, data: Data, every: int | None = None
@@ -276,7 +277,6 @@ class SequenceCalls:
         """The cell and the loss under observation, and the axes of a surrounding
         ``shard_map`` along which the loss of a step may differ."""
         length, compiled = length_of(data.xs, data.ys), self.compiled(params, state, data)
-        params, _ = split_weights(params, self.synthesizer)
         flags, fresh = _resets(data.reset, state, length)
         if self.not_finite != 'keep' and data.reset is None:
             raise OptionError(
@@ -287,7 +287,7 @@ class SequenceCalls:
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
-        leaves = jax.tree.leaves(params)
+        leaves = jax.tree.leaves(self.around.own(params))
         observed: Observer = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
@@ -307,8 +307,7 @@ class SequenceCalls:
         )
         slices = (data.xs, data.ys) if self.not_finite == 'keep' else (data.xs, data.ys, None)
         sequence = Sequence.of(slices, data.mask, flags, length, penalised)
-        if self.synthesizer is not None:
-            observed, sequence = bootstrapped(observed, self.synthesizer, sequence)
+        observed, sequence = self.around.observed(observed, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
         return Course(observed, start, sequence, show), of_loss
 
