@@ -30,7 +30,8 @@ from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 from ._warnings import tell as _tell
 from ._windows import Penalised, modulated
-from .extra import _own_diagonal as _own_diagonal  # registers the scope 'own' of a rule's view
+from .extra import _filter as _filter  # registers what `kappa` is to the view of a rule
+from .extra import _own_diagonal as _own_diagonal  # registers the scope 'own' of that view
 from .extra import _sparse_cpu as _sparse_cpu  # registers the kernels of sparse primitives
 from .extra import _unshard as _unshard  # registers what a `shard_map` is to the compiler
 from .extra._synthetic import SyntheticGradient

@@ -58,6 +58,7 @@ ARROWS: dict[str, set[str]] = {
     'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
     'extra._unshard': {'errors', '_jax', '_compiler'},
+    'extra._filter': {'errors', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
@@ -92,8 +93,8 @@ ARROWS: dict[str, set[str]] = {
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
     '': CORE
-    | {'_version', 'functional', 'rules', 'verify'}
-    | {'extra._own_diagonal', 'extra._sparse_cpu', 'extra._synthetic', 'extra._unshard'},
+    | {'_version', 'functional', 'rules', 'verify', 'extra._filter', 'extra._own_diagonal'}
+    | {'extra._sparse_cpu', 'extra._synthetic', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

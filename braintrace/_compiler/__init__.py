@@ -3,8 +3,7 @@
 from .analyse import analyse, analyse_again, check_learnable
 from .analysis.findings import bent_on_the_way, find_findings, readers
 from .analysis.sweeps import DPass, Following
-from .equations import Loop, Remat, is_complex, is_inexact
-from .filters import readouts, with_filter
+from .equations import Loop, Remat, is_complex, is_inexact, moved_operands
 from .graph import (
     Coordinates,
     Derived,
@@ -16,6 +15,7 @@ from .graph import (
     OpUse,
     Relation,
     Route,
+    readouts,
 )
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
@@ -27,6 +27,7 @@ from .program.flatten import EXPANDED
 from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
 from .program.program import Program
 from .program.tracing import depends
+from .stacked_states import MustSplit
 
 __all__ = [
     'Coordinates',
@@ -42,6 +43,7 @@ __all__ = [
     'Kept',
     'Kind',
     'Loop',
+    'MustSplit',
     'OpUse',
     'PROPERTIES',
     'Policy',
@@ -67,6 +69,7 @@ __all__ = [
     'is_complex',
     'is_inexact',
     'members',
+    'moved_operands',
     'old_ancestors',
     'param_name',
     'path_key',
@@ -74,7 +77,6 @@ __all__ = [
     'reach',
     'readers',
     'readouts',
-    'with_filter',
     'kind_of',
     'listing',
 ]

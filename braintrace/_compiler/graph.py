@@ -10,9 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .equations import is_inexact
 from .kinds import Kind, kind_of
 from .policy import Policy
-from .program.dataflow import Groups
+from .program.dataflow import Groups, forward, gradients, union
 from .program.program import Program
 
 
@@ -411,3 +412,22 @@ class ETraceGraph:
             f'{len(self.hidden_param_op_relations)} relations, '
             f'{len(self.routes)} parameters; braintrace.report(graph) shows them)'
         )
+
+
+def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
+    """The owned ops that read, as floats, what another op made, and whose own result no op reads,
+    in the step or through a state.
+    """
+    program = graph.program
+    # which ops are behind a value, by any number of steps: from states on until nothing is new
+    start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
+    while True:
+        facts = forward(program, start, gradients(program))
+        carried = zip(program.carry, program.new_carry, strict=True)
+        new = {old: facts[v] for old, v in carried if facts[v] & ~start.get(old, 0)}
+        if not new:
+            break
+        start = start | {old: found | start.get(old, 0) for old, found in new.items()}
+    read = union(facts, (v for i in program.ops for v in program.equations[i].ins))
+    last = (op for k, op in enumerate(graph.ops) if op.owned and not read >> k & 1)
+    return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval) and facts[op.x])

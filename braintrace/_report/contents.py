@@ -22,7 +22,7 @@ from .._compiler import (
     members,
     readers,
 )
-from .._rules import SCOPES, held_dtype
+from .._rules import held_dtype
 from ..errors import OptionError
 from .rows import (
     FORGETS,
@@ -40,7 +40,10 @@ from .rows import (
     placed,
 )
 
-CREDIT = 'credit whole: the signal follows every path of the step'
+AXES = {  # of the value of a rule's axis that is not as by default
+    'whole': 'credit whole: the signal follows every path of the step',
+    'own': "scope own: of an op that reads its own group each position's own weight is kept in D",
+}
 
 
 class KnownRule(NamedTuple):
@@ -77,10 +80,7 @@ def axis_lines(rule: Any) -> tuple[str, ...]:
     out.
     """
     scope = getattr(getattr(rule, 'view', None), 'scope', '')
-    return (
-        *([CREDIT] if getattr(rule, 'credit', 'cut') == 'whole' else []),
-        *([SCOPES[scope][1]] if scope in SCOPES else []),
-    )
+    return tuple(AXES[value] for value in (getattr(rule, 'credit', ''), scope) if value in AXES)
 
 
 def approximation(graph: ETraceGraph, rule: KnownRule) -> str:

@@ -16,7 +16,7 @@ from .contraction import (
 from .d_rtrl import DRTRL
 from .entries import accumulate, solve, transport, zeros
 from .es_d_rtrl import ESDRTRL, alive, apart, at_entries, empty_factors, joined
-from .feedback import SCOPES, Feedback, View, counting, uncounted
+from .feedback import VIEWS, Feedback, View, counting, uncounted
 from .layout import (
     Entry,
     Pair,
@@ -57,10 +57,10 @@ __all__ = [
     'OpGradients',
     'Pair',
     'Rule',
-    'SCOPES',
     'Start',
     'Stored',
     'Trace',
+    'VIEWS',
     'View',
     'Window',
     'StepRule',

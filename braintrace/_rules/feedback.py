@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, OpUse, is_inexact, readouts, with_filter
+from .._compiler import ETraceGraph, OpUse, is_inexact, readouts
 from ..errors import OptionError
 
 # views --------------------------------------------------------------------------------------------
@@ -21,16 +21,16 @@ from ..errors import OptionError
 # What a rule changes in the compiled step before it looks at it.
 
 
-# What a trace keeps beside its own position, by the name that a rule calls it: the rewriting of the
-# compiled step, and its line in the report. What stands above the core registers its own.
-SCOPES: dict[str, tuple[Callable[[ETraceGraph], ETraceGraph], str]] = {}
+# What a field of a view makes of a compiled step: ``fn(graph, value)``, the graph itself where the
+# value asks for nothing, or the step is seen so already. What stands beside the core registers it.
+VIEWS: dict[str, Callable[[ETraceGraph, Any], ETraceGraph]] = {}
 
 
 @dataclass(frozen=True)
 class View:
     """How a rule sees a step; by default as it was compiled.
 
-    ``scope``: ``'position'``, or a key of :data:`SCOPES`. ``kappa``: of the filter of what readouts
+    ``scope``: what a trace keeps beside its own position. ``kappa``: of the filter of what readouts
     read, 0 for none. ``feedback``: the weights through which errors go back, None for the ops' own.
     """
 
@@ -40,11 +40,9 @@ class View:
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
         """The step in this view, also if it is in this view already."""
-        program = graph.program
-        if self.scope in SCOPES and not any(eqn.extra for eqn in program.equations):
-            graph = SCOPES[self.scope][0](graph)
-        if self.kappa and not program.virtual:
-            graph = with_filter(graph, self.kappa)
+        for field in fields(self):
+            if field.name in VIEWS:
+                graph = VIEWS[field.name](graph, getattr(self, field.name))
         return graph if self.feedback is None or graph.feedback else self.feedback.of(graph)
 
     def notes(self, graph: ETraceGraph) -> list[str]:

@@ -23,11 +23,10 @@ from .._compiler import (
     depends,
     is_inexact,
 )
-from .._rules import SCOPES
+from .._rules import VIEWS
 from ..errors import NotSupportedError
 
 MOST_RUNS = 16  # slices in place of a gather
-LINE = "scope own: of an op that reads its own group each position's own weight is kept in D"
 
 
 def with_own_diagonal(graph: ETraceGraph) -> ETraceGraph:
@@ -147,4 +146,10 @@ def _check(op: OpUse) -> None:
         )
 
 
-SCOPES['own'] = with_own_diagonal, LINE
+def _seen(graph: ETraceGraph, scope: str) -> ETraceGraph:
+    """The step in a view with this scope, also if it is in this view already."""
+    seen = any(eqn.extra for eqn in graph.program.equations)
+    return with_own_diagonal(graph) if scope == 'own' and not seen else graph
+
+
+VIEWS['scope'] = _seen

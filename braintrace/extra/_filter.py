@@ -1,4 +1,6 @@
-"""Filters: hidden states that are always zero, put into a step where readouts read."""
+"""The kappa filter of e-prop: hidden states that are always zero, put into a step where readouts
+read.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +10,22 @@ from functools import partial
 
 import jax
 
+from .._compiler import (
+    ETraceGraph,
+    MustSplit,
+    OpUse,
+    Program,
+    Splicing,
+    analyse_again,
+    backward,
+    gradients,
+    moved_operands,
+    readouts,
+)
+from .._rules import VIEWS
 from ..errors import OptionError
-from .analyse import analyse_again
-from .equations import is_inexact, moved_operands
-from .graph import ETraceGraph, OpUse
-from .program import dataflow as flow
-from .program.builder import Splicing
-from .program.program import Program
-from .stacked_states import MustSplit
 
 FILTER = '(filter)'  # the first part of the name of a filter's state
-
-
-def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
-    """The owned ops that read, as floats, what another op made, and whose own result no op reads,
-    in the step or through a state.
-    """
-    program = graph.program
-    # which ops are behind a value, by any number of steps: from states on until nothing is new
-    start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
-    while True:
-        facts = flow.forward(program, start, flow.gradients(program))
-        carried = zip(program.carry, program.new_carry, strict=True)
-        new = {old: facts[v] for old, v in carried if facts[v] & ~start.get(old, 0)}
-        if not new:
-            break
-        start = start | {old: found | start.get(old, 0) for old, found in new.items()}
-    read = flow.union(facts, (v for i in program.ops for v in program.equations[i].ins))
-    last = (op for k, op in enumerate(graph.ops) if op.owned and not read >> k & 1)
-    return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval) and facts[op.x])
 
 
 def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
@@ -48,7 +37,7 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     """
     program = graph.program
     # only where a hidden state keeps an op's result does a later step remember its x
-    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    ahead = backward(program, dict.fromkeys(program.new_states, 1), gradients(program))
     found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
     reading = [(op, x) for op, x in found if ahead[op.y]]
     every = dict.fromkeys(v for _, x in reading for v in _pieces(program, x))
@@ -141,3 +130,11 @@ def _together(program: Program, value: int, pieces: Sequence[int], *xs: jax.Arra
     eqn = program.equations[program.producer[value]]
     outs = eqn.evaluate([_together(program, v, pieces, *xs) for v in eqn.ins])
     return outs[eqn.outs.index(value)]
+
+
+def _seen(graph: ETraceGraph, kappa: float) -> ETraceGraph:
+    """The step in a view with this ``kappa``, also if it is in this view already."""
+    return with_filter(graph, kappa) if kappa and not graph.program.virtual else graph
+
+
+VIEWS['kappa'] = _seen
