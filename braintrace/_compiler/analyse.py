@@ -25,7 +25,6 @@ from .program.control_flow import (
     peel,
     refuse_mutable_arrays,
     refuse_ops_in_while,
-    unroll,
 )
 from .program.dataflow import reached_groups
 from .program.flatten import Decisions, flatten
@@ -66,7 +65,7 @@ def analyse(
         try:
             return _graph(program, policy, {k for k, split in splits.items() if split is None})
         except MustUnroll as e:
-            decisions.update(unroll(e.loop))
+            decisions.update(e.decision)
         except MustSplit as e:
             splits.update(e.splits)
 

@@ -213,35 +213,31 @@ class Origins:
 
         ``moved``: the elements of all values that are made by moving.
         """
-        value = self.program.new_carry[leaf]
-        aval, ids = self.program.avals[value], self.elements.moved.get(value)
+        program, value = self.program, self.program.new_carry[leaf]
+        aval, ids = program.avals[value], self.elements.moved.get(value)
         if not np.prod(aval.shape):
             return None
         labels, owners = (self.labels.get(value), None) if ids is None else self._by_owner(ids)
         if labels is None or None in (owners or ()):
             return None  # some elements come from nowhere
-        places = [
-            self._places(labels == k, ids, owners[k] if owners else None)
-            for k in range(labels.max() + 1)
-        ]
+        places = []
+        for k in range(labels.max() + 1):
+            at = np.flatnonzero(labels == k)
+            places.append(grid(at, aval.shape))
+            owner = owners[k] if owners else None
+            if ids is None or owner is None:
+                continue
+            if at.size == np.prod(program.avals[owner].shape):
+                # a piece that is a whole value has its shape, unless that value was itself taken
+                # out of a larger one
+                maker = program.producer.get(owner)
+                if maker is None or not program.equations[maker].does.takes_part:
+                    offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
+                    places[-1] = at[np.argsort(offsets)].reshape(program.avals[owner].shape)
         if len(places) == 1 and np.array_equal(places[0], identity(aval.shape)):
             return None  # the leaf is one value as it is
         found = Split.of(aval, places)
         return None if self._tears(found, moved) else found
-
-    def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
-        """The flat positions of one piece, in the shape of its value if it is a whole one."""
-        at, shape = np.flatnonzero(chosen), chosen.shape
-        if owner is None:
-            return grid(at, shape)
-        own = self.program.avals[owner].shape
-        maker = self.program.producer.get(owner)
-        # a value that was itself taken out of a larger one has no shape of its own
-        taken = maker is not None and self.program.equations[maker].does.takes_part
-        if at.size != np.prod(own) or taken:
-            return grid(at, shape)
-        offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
-        return at[np.argsort(offsets)].reshape(own)
 
     def _tears(self, split: Split, full: Elements) -> bool:
         """Whether an equation behind a new state moves parts of a piece, which is then no state."""

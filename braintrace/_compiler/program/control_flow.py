@@ -314,21 +314,19 @@ MOST_UNROLLED = 1024
 
 
 class MustUnroll(Exception):
-    """A descended loop can only be analysed iteration by iteration."""
+    """A descended loop can only be analysed iteration by iteration: the decision that this asks
+    for.
+    """
 
-    def __init__(self, loop):
+    def __init__(self, loop: Loop):
         super().__init__(loop.where)
-        self.loop = loop
-
-
-def unroll(loop) -> dict[Any, object]:
-    if loop.length > MOST_UNROLLED:
-        raise NotSupportedError(
-            f'{loop.where}: a scan of {loop.length} steps has hidden states or weights of its own '
-            f'in every step; such loops are unrolled, up to {MOST_UNROLLED} steps. Shorten it, or '
-            'keep what changes from step to step in its carry.'
-        )
-    return {loop.origin: 'unroll'}
+        if loop.length > MOST_UNROLLED:
+            raise NotSupportedError(
+                f'{loop.where}: a scan of {loop.length} steps has hidden states or weights of its '
+                f'own in every step; such loops are unrolled, up to {MOST_UNROLLED} steps. Shorten '
+                'it, or keep what changes from step to step in its carry.'
+            )
+        self.decision = {loop.origin: 'unroll'}
 
 
 def refuse_ops_in_while(jaxpr) -> None:

@@ -260,19 +260,6 @@ class Elements:
         alike = (a.shape, a.dtype) == (b.shape, b.dtype)
         return owner if alike and (ids == self.of(owner)).all() else None
 
-    def twins(self, new: set[int], equations: list[Equation]) -> dict[int, int]:
-        """Copies of a new state: all of them are the first one."""
-        keys = {self.key(v) for v in new if v in self.moved}
-        first: dict = {}
-        found = {}
-        for v in (v for eqn in equations if not eqn.scope for v in eqn.outs if v in self.moved):
-            if (key := self.key(v)) in keys and first.setdefault(key, v) != v:
-                found[v] = first[key]
-        return found
-
-    def key(self, value: int):
-        return self.avals[value].dtype, self.moved[value].shape, self.moved[value].tobytes()
-
 
 def moved_elements(program: Program) -> Elements:
     elements = Elements(program)
@@ -303,8 +290,19 @@ def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
             elements.moved[value] = ids
             if source is not None and value not in kept:
                 names[value] = source
+
+    # copies of a new state that move the same elements are all the first of them
+    def key(value: int) -> tuple:
+        ids = elements.moved[value]
+        return program.avals[value].dtype, ids.shape, ids.tobytes()
+
     new = {names.get(v, v) for v in program.new_carry}
-    twins = elements.twins(new, equations)
+    keys = {key(v) for v in new if v in elements.moved}
+    first: dict[tuple, int] = {}
+    twins = {}
+    for v in (v for eqn in equations if not eqn.scope for v in eqn.outs if v in elements.moved):
+        if (k := key(v)) in keys and first.setdefault(k, v) != v:
+            twins[v] = first[k]
     equations = [renamed(eqn, twins) for eqn in equations]
     names |= twins
 
