@@ -87,10 +87,30 @@ class _Lowering:
             jaxpr, consts = self.expansion(build, eqn, lambda: guarded, ins)
             self.decisions.guarded.update(jaxpr.eqns)
             return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
+        # control flow is lowered as it was decided, and kept as one equation before that
         mode = self.decisions.modes.get(eqn)
-        if mode is not None:
-            return self.decided(build, eqn, mode, ins, place)
-        return self.single(build, eqn, ins, place)
+        if mode is None:
+            return self.single(build, eqn, ins, place)
+        scan = _jax.scan_parts(eqn)
+        if mode == 'select' and branches is not None:
+            return selected(build, branches, ins, place)
+        if mode == 'unroll' and scan is not None:
+            return unrolled(build, scan, ins, place)
+        if mode == 'descend':
+            return descended(build, eqn, scan, ins, place)
+        if mode == 'peel':
+            return peeled(build, eqn, scan, ins, place)
+        if mode in EXPANDED:
+            return self.expanded(build, eqn, lambda: EXPANDED[mode](eqn, place.where), ins, place)
+        # a while loop, with the operands that it must be differentiated for
+        with build.having(unmarked='while_loop'):
+            return self.expanded(
+                build,
+                eqn,
+                lambda: forward_derivative(eqn, place.where, mode),
+                ins,
+                place._replace(fixed=True),
+            )
 
     def single(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
         """An equation of its own, or the op that is put in its place."""
@@ -134,25 +154,6 @@ class _Lowering:
         elif does.apart is not None and changes and (apart := does.apart(eqn.params, avals)):
             return self.expanded(build, eqn, lambda: apart, ins, place._replace(fixed=True))
         return self.apply(build, flat, eqn.outvars)
-
-    def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
-        scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
-        if mode == 'select' and branches is not None:
-            return selected(build, branches, ins, place)
-        if mode == 'unroll' and scan is not None:
-            return unrolled(build, scan, ins, place)
-        if mode == 'descend':
-            return descended(build, eqn, scan, ins, place)
-        if mode == 'peel':
-            return peeled(build, eqn, scan, ins, place)
-        if mode in EXPANDED:
-            return self.expanded(build, eqn, lambda: EXPANDED[mode](eqn, place.where), ins, place)
-        # a while loop, with the operands that it must be differentiated for
-        place = place._replace(fixed=True)
-        with build.having(unmarked='while_loop'):
-            return self.expanded(
-                build, eqn, lambda: forward_derivative(eqn, place.where, mode), ins, place
-            )
 
     def apply(self, build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
         """Append an equation, behind gates if it stands in a branch."""
