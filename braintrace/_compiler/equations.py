@@ -145,17 +145,12 @@ def is_linear(jaxpr, flags: Sequence[bool]) -> bool:
 
 def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
     """The kinds of the results."""
-    found = dict(zip(jaxpr.invars, kinds, strict=True))
 
-    def read(atom) -> int:
-        if isinstance(atom, _jax.Literal):
-            zero = is_inexact(atom.aval) and not np.any(_jax.literal(atom))
-            return ZERO if zero else CONSTANT
-        return found.get(atom, CONSTANT)
+    def of_literal(atom) -> int:
+        zero = is_inexact(atom.aval) and not np.any(_jax.literal(atom))
+        return ZERO if zero else CONSTANT
 
-    for eqn in jaxpr.eqns:
-        found.update(zip(eqn.outvars, _equation(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
+    return _jax.walk(jaxpr, [CONSTANT] * len(jaxpr.constvars), kinds, _equation, of_literal)
 
 
 def _equation(eqn, ins: list[int]) -> list[int]:
