@@ -22,29 +22,22 @@ def hot(indices):
     return (jnp.arange(ROWS) == indices[..., None]).astype(float)
 
 
-LOOKUPS = {
-    'batch': (lambda i, w: braintrace.embedding(i, w), lambda i, w: braintrace.matmul(hot(i), w)),
-    'vmap over indices': (
-        lambda i, w: jax.vmap(lambda j: braintrace.embedding(j, w))(i),
-        lambda i, w: braintrace.matmul(hot(i), w),
-    ),
-    'a table for each lane': (
-        lambda i, w: jax.vmap(braintrace.embedding)(
-            i, w * jnp.arange(1.0, 1 + BATCH)[:, None, None]
-        ),
-        lambda i, w: jax.vmap(braintrace.matmul)(
-            hot(i), w * jnp.arange(1.0, 1 + BATCH)[:, None, None]
-        ),
-    ),
-    'a table shared by groups': (
-        lambda i, w: jax.vmap(braintrace.embedding, in_axes=(None, 0))(
-            i, jnp.stack([w, 2 * w])
-        ).sum(0),
-        lambda i, w: jax.vmap(braintrace.matmul, in_axes=(None, 0))(
-            hot(i), jnp.stack([w, 2 * w])
-        ).sum(0),
-    ),
-}
+LANES = jnp.arange(1.0, 1 + BATCH)[:, None, None]
+
+
+def lookups(of_table):
+    """Ways to read a table by ``of_table(what stands for indices, table)``."""
+    shared = jax.vmap(of_table, in_axes=(None, 0))
+    return {
+        'batch': of_table,
+        'vmap over indices': lambda i, w: jax.vmap(of_table, in_axes=(0, None))(i, w),
+        'a table for each lane': lambda i, w: jax.vmap(of_table)(i, w * LANES),
+        'a table shared by groups': lambda i, w: shared(i, jnp.stack([w, 2 * w])).sum(0),
+    }
+
+
+# by index, and by the one-hot vectors that indices stand for
+MINE, PRODUCT = lookups(braintrace.embedding), lookups(braintrace.matmul)
 RULES = {
     'd_rtrl': braintrace.rules.d_rtrl(),
     'pending': braintrace.rules.d_rtrl(write_every=2),
@@ -73,9 +66,10 @@ def run(look_up, rule, window):
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pairwise(first('batch'), kind=LOOKUPS, rule=RULES, window=['steps', 2, None])
+@pairwise(first('batch'), kind=MINE, rule=RULES, window=['steps', 2, None])
 def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
-    mine, product = (run(look_up, RULES[rule], window) for look_up in LOOKUPS[kind])
+    of_hot = lambda i, w: PRODUCT[kind](hot(i), w)
+    mine, product = (run(look_up, RULES[rule], window) for look_up in (MINE[kind], of_hot))
     np.testing.assert_allclose(mine, product, rtol=1e-11, atol=1e-12)
     assert abs(mine).min() > 0
 
@@ -88,24 +82,18 @@ def test_its_gradient_is_that_of_backpropagation_through_time():
             total += jnp.sum(h**3)
         return total
 
-    np.testing.assert_allclose(
-        run(LOOKUPS['batch'][0], RULES['d_rtrl'], 2),
-        jax.grad(whole)(jnp.asarray(TABLE)),
-        rtol=1e-12,
-    )
+    got = run(MINE['batch'], RULES['d_rtrl'], 2)
+    np.testing.assert_allclose(got, jax.grad(whole)(jnp.asarray(TABLE)), rtol=1e-12)
 
 
 @pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('dtype', [np.int8, np.uint16, np.int32, np.int64])
 def test_values_gradients_and_units(dtype):
     i = jnp.asarray(INDICES[0], dtype)
-    table = TABLE * u.mV
-    np.testing.assert_array_equal(
-        braintrace.embedding(i, table).to_decimal(u.mV), TABLE[INDICES[0]]
-    )
-    np.testing.assert_array_equal(
-        braintrace.embedding(i[0], jnp.asarray(TABLE)), TABLE[INDICES[0, 0]]
-    )
+    rows = braintrace.embedding(i, TABLE * u.mV).to_decimal(u.mV)
+    np.testing.assert_array_equal(rows, TABLE[INDICES[0]])
+    row = braintrace.embedding(i[0], jnp.asarray(TABLE))
+    np.testing.assert_array_equal(row, TABLE[INDICES[0, 0]])
     d = jnp.asarray(RNG.normal(size=(BATCH, FEATURES)))
     got = jax.grad(lambda w: jnp.sum(braintrace.embedding(i, w) * d))(jnp.asarray(TABLE))
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
@@ -125,48 +113,31 @@ def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, l
         run = learner.sequence_grad(lambda out, _: jnp.sum(out**3), window=1)
         return run(table, learner.init(table, h0, xs[0]), xs, xs)[0]
 
-    np.testing.assert_allclose(
-        gradient(jnp.asarray(xs, dtype)), gradient(jnp.asarray(xs, np.int32)), rtol=1e-12
-    )
-    np.testing.assert_array_equal(
-        braintrace.embedding(jnp.asarray(xs[0], dtype), table), table[xs[0]]
-    )
+    narrow, wide = (gradient(jnp.asarray(xs, kind)) for kind in (dtype, np.int32))
+    np.testing.assert_allclose(narrow, wide, rtol=1e-12)
+    rows = braintrace.embedding(jnp.asarray(xs[0], dtype), table)
+    np.testing.assert_array_equal(rows, table[xs[0]])
 
 
 def test_a_table_is_not_multiplied_with_one_hot_vectors():
-    text = str(
-        jax.make_jaxpr(jax.grad(lambda w, i: braintrace.embedding(i, w).sum()))(
-            jnp.asarray(TABLE), jnp.arange(3)
-        )
-    )
+    gradient = jax.grad(lambda w, i: braintrace.embedding(i, w).sum())
+    text = str(jax.make_jaxpr(gradient)(jnp.asarray(TABLE), jnp.arange(3)))
     assert 'scatter' in text and 'dot_general' not in text
+
+
+ZERO, RANGE = np.array([0]), r'indices go from 0 to 7, but the weight of shape \(7, 4\) has rows 0'
 
 
 @pytest.mark.parametrize(
     ('indices', 'weight', 'error', 'found'),
     [
-        (
-            np.array([0, 7]),
-            TABLE,
-            EtpShapeError,
-            r'indices go from 0 to 7, but the weight of shape \(7, 4\) has rows 0 to 6',
-        ),
+        (np.array([0, 7]), TABLE, EtpShapeError, f'{RANGE} to 6'),
         (np.array([-1, 2]), TABLE, EtpShapeError, 'indices go from -1 to 2'),
-        (
-            np.array([0.0, 1.0]),
-            TABLE,
-            EtpDtypeError,
-            'indices have dtype float64 and unit 1, expected plain integers',
-        ),
+        (np.array([0.0]), TABLE, EtpDtypeError, 'dtype float64 and unit 1, expected plain int'),
         (np.array([True]), TABLE, EtpDtypeError, 'indices have dtype bool'),
         (np.zeros((2, 2), int), TABLE, EtpShapeError, r'indices has shape \(2, 2\) of rank 2'),
-        (np.array([0]), TABLE[0], EtpShapeError, r'weight has shape \(4,\) of rank 1'),
-        (
-            np.array([0]),
-            TABLE.astype(int),
-            EtpDtypeError,
-            'weight has dtype int64, which can not be trained',
-        ),
+        (ZERO, TABLE[0], EtpShapeError, r'weight has shape \(4,\) of rank 1'),
+        (ZERO, TABLE.astype(int), EtpDtypeError, 'dtype int64, which can not be trained'),
         ([0], TABLE, EtpDtypeError, 'indices is a list'),
     ],
     ids=str,

@@ -206,6 +206,24 @@ def test_a_bad_pixel_stays_in_the_receptive_fields_that_hold_it(case):
     assert_close(*run(x, np.where(first, np.nan, x), weights))
 
 
+@pytest.mark.tier(quick=4)
+@pytest.mark.parametrize('number', [2, 3])
+@pytest.mark.parametrize('case', cases.CONVS, ids=str)
+def test_each_group_of_samples_has_the_gradient_of_its_samples(case, number):
+    """As devices that share the samples compute it."""
+    case = dataclasses.replace(case, x=(6, *case.x[1:]))
+    (x, weights), d = case.draw(), case.draw_y(1)
+    groups = lambda a: a.reshape(number, -1, *a.shape[1:])
+
+    @cases.compiled
+    def run(x, d, weights):
+        got = case.primitive.gradient_by_group(number, x, d, weights, **case.params)
+        of = lambda x, d: jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0]
+        return got, stack([of(*part) for part in zip(groups(x), groups(d))])
+
+    assert_close(*run(x, d, weights))
+
+
 random_shapes = settings(max_examples=8)
 
 
