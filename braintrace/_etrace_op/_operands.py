@@ -66,6 +66,7 @@ def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> l
         return []
     mantissa, own = trainable_operand(op, 'bias', bias)
     check_shape(op, 'bias', mantissa.shape, shape, 'one number for each output')
+    # a bias may come in another unit of the product's dimension, and is rescaled
     if not own.has_same_dim(unit):
         raise EtpUnitError(
             f'{op}: bias has unit {own}, expected a unit like {unit}, the unit of the product '
@@ -109,6 +110,7 @@ def proportional_product(
     Raises ``EtpUnitError`` if ``fn`` is not proportional to an operand with a unit: y does not
     double where the operand does.
     """
+    # an operand without a unit may enter in any way
     avals = tuple(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values)
     static = tuple(sorted(params.items()))
     for i, unit in enumerate(units):
@@ -124,6 +126,7 @@ def proportional_product(
 @functools.lru_cache(maxsize=256)
 def _doubles(fn: Callable, avals: tuple, params: tuple, operand: int, bias: int | None) -> bool:
     """Whether y doubles where an operand and the bias double."""
+    # evaluated at random numbers in double precision, also while another function is traced
     rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         values = [drawn(rng, aval) for aval in avals]

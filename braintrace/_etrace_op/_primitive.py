@@ -214,6 +214,7 @@ class ETPPrimitive(Primitive):
         return f'ETPPrimitive({"; ".join(parts)})'
 
     def _lower(self, platform: str, fn: Callable) -> None:
+        # forms that were mapped before are lowered anew; later ones ask ``lowering``
         lower_on(self, platform, fn)
         for axes, form in self._mapped.items():
             form.lowering[platform] = _mapped_over(fn, axes)
@@ -256,6 +257,7 @@ class ETPPrimitive(Primitive):
             over = [i for i, axis in enumerate(axes) if axis is not None]
             fields = described(self) | {'batched': over == [self.x_invar_index]}
             form = ETPPrimitive(f'{self.name}_vmap', _mapped_over(self.impl_fn, axes), **fields)
+            # its rules derive from the original's, and a further vmap makes a form of this form
             form.original, form.axes = self, axes
             form.fold_axes = lambda params: None
             for platform, fn in self.lowering.items():
@@ -300,6 +302,7 @@ class ETPPrimitive(Primitive):
         An ``init_*`` rule gets the parameters that it declares: by name, or all by ``**params``.
         """
         rule, invars = self.rule(slot, algorithm), self.trainable_invars(params)
+        # an ``init_*`` rule need not know the parameters that make no difference to its shapes
         if slot.startswith('init_'):
             declared = inspect.signature(rule).parameters
             if not any(one.kind is one.VAR_KEYWORD for one in declared.values()):
@@ -310,6 +313,7 @@ class ETPPrimitive(Primitive):
 
         @wraps(rule)
         def call(*args):
+            # a rule in bare arrays, or of other names, fails by one of these: say how to write it
             try:
                 result = bound(*args)
             except (AttributeError, KeyError, TypeError) as error:

@@ -127,6 +127,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
             f'{", ".join(required)}; to register a primitive before its rules are written, use '
             '`register_primitive` and `primitive.register_etp_rules(...)`.'
         )
+    # everything is checked before the first registration, so that nothing is half registered
     given = lambda *names: {n: v for n in names if (v := getattr(spec, n)) is not None}
     unlisted = [
         f'{name} is {value!r}'
@@ -194,6 +195,7 @@ def register_both_forms(
     """
     with all_or_none():
         batched, single = (register_primitive_spec(completed(spec_of(b))) for b in (True, False))
+    # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
     batched.fold_axes = lambda params: (0, 0)
     single.batched_form = batched
     return batched, single

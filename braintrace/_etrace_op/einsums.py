@@ -86,21 +86,15 @@ def _spread(array, letters: str, target: str):
     return jnp.expand_dims(array, [lead + i for i, a in enumerate(target) if a not in letters])
 
 
-def _gradient(x, hidden_dim, weights, *, equation: str, **params):
-    e = letters_of(equation)
-    return _derivative({'weight': e.weight, 'bias': e.bias}, x, hidden_dim, weights, e, **params)
-
-
-def _instant(x, hidden_dim, weights, *, equation: str, **params):
-    e = letters_of(equation)
-    return _derivative(e.entry, x, hidden_dim, weights, e, **params)
-
-
-def _derivative(target, x, hidden_dim, weights, e: Letters, *, has_bias: bool = False, **product):
-    """``hidden_dim`` times the derivative by each weight, with the axes ``target``: those of the
-    weight, or also those of y at which the weight is used again.
+def _derivative(
+    apart: bool, x, hidden_dim, weights, *, equation: str, has_bias: bool = False, **product
+):
+    """``hidden_dim`` times the derivative by each weight, with the weight's axes; ``apart``, also
+    with the axes of y along which the weight is used again.
     """
-    b = e.batch_of(x)
+    e = letters_of(equation)
+    b, target = e.batch_of(x), e.entry if apart else {'weight': e.weight, 'bias': e.bias}
+    # along an axis that the weight alone has, each entry gets the same number
     ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
     terms = f'{b}{e.x},{b}{e.y},{e.summed}'
     found = {'weight': jnp.einsum(f'{terms}->{target["weight"]}', x, hidden_dim, ones)}
@@ -115,13 +109,15 @@ def _yw_to_w(hidden_dim, trace, *, equation: str, **params):
 
 def _solve(signal, trace, weights, *, equation: str, **params):
     e = letters_of(equation)
-    uses = tuple(range(signal.ndim - len(e.y) + len(e.others)))  # the batch, and uses in a sample
     scaled = _yw_to_w(signal, trace, equation=equation)
+    # the gradient sums over the batch and over the uses of the weight in one sample
+    uses = tuple(range(signal.ndim - len(e.y) + len(e.others)))
     return {name: value.sum(uses) for name, value in scaled.items()}
 
 
 def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str, **product):
     e, y = letters_of(equation), y_var.aval.shape
+    # y may have axes in front: a batch, and those that the hidden state adds
     lead = y[: len(y) - len(e.y)]
     sizes = dict(zip(e.y, y[len(lead) :], strict=True))
     front = (*lead, *(sizes[a] for a in e.others))
@@ -152,15 +148,16 @@ def register_forms(
                 f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
                 _impl,
                 yw_to_w=_yw_to_w,
-                xy_to_dw=_gradient,
+                xy_to_dw=functools.partial(_derivative, False),
                 init_drtrl=_init_drtrl,
-                instant_drtrl=_instant if shared else None,
+                instant_drtrl=functools.partial(_derivative, True) if shared else None,
                 solve_drtrl=_solve if shared else None,
                 trainable_invars_fn=bias_at(2, weight=1),
                 batched=batched,
                 cases=tuple(cases),
             )
             forms[batched, shared] = register_primitive_spec(completed(spec))
+    # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
     for (batched, shared), form in forms.items():
         if batched:
             form.fold_axes = lambda params: (0, 0)
@@ -196,6 +193,7 @@ def parsed(op: str, equation: str) -> tuple[Letters, bool]:
         raise OptionError(
             f'{op}: the equation {equation!r} has the letters {unknown} in y that no operand has.'
         )
+    # a first letter that x and y share, and the weight lacks, counts independent samples
     batched = bool(x and y and x[0] == y[0] and x[0] not in weight)
     return Letters(x[batched:], weight, y[batched:]), batched
 
@@ -208,6 +206,7 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
     letters, batched = parsed(op, equation)
     weight, weight_unit = trainable_operand(op, 'weight', weight)
     x, x_unit = input_operand(op, 'x', x, weight.dtype)
+    # one letter has one size, in all operands
     sizes: dict[str, int] = {}
     x_axes = equation.replace(' ', '').split(',')[0]
     for name, array, axes in (('x', x, x_axes), ('weight', weight, letters.weight)):

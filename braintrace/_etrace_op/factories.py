@@ -242,7 +242,8 @@ def make_linear_op(
         layouts = {rank: f'{rank} axes', rank + 1: f'a batch and {rank} axes'}
         check_rank(name, 'x', value.shape, layouts, 'Map others with `jax.vmap`.')
         batched = value.ndim > rank
-        # what the function of one sample is: its linearity, its places, its unit
+        # the function of one sample is tried at these shapes: is it linear in x, which element of y
+        # does an entry feed, and what is the unit of y
         sample = jax.ShapeDtypeStruct(value.shape[batched:], value.dtype)
         avals = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in weights]
         rows, sorted_params = tuple(zip(names, avals)), tuple(sorted(params.items()))
@@ -291,6 +292,7 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
             "the parameter's). Give all, or none."
         )
     spec = completed(spec)
+    # without a layout of its own the op has the one that is right for every function
     if not own:
         rules = position_rules(of_weights(spec, whole_impl(spec)), spec.batched)
         spec = dataclasses.replace(spec, **rules)
@@ -303,14 +305,16 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
             try:
                 return bind(*operands)
             except (TypeError, ValueError):
-                shape_of(spec.name, bind, *operands)  # explains operands that do not fit
+                # this explains operands that do not fit; another error goes on as it is
+                shape_of(spec.name, bind, *operands)
                 raise
         named = [split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)]
         values, units = zip(*named, strict=True)
         bias = spec.resolve_trainable_invars(params).get('bias')
         shape_of(spec.name, bind, *values)
         unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
-        if bias is not None:  # rescaled to y's unit
+        if bias is not None:
+            # a sum needs one unit: the bias is rescaled to y's
             rescaled = bias_operands(spec.name, operands[bias], values[bias].shape, unit)
             values = (*values[:bias], *rescaled, *values[bias + 1 :])
         return jax.tree.map(lambda y: with_unit(y, unit), bind(*values))
@@ -335,6 +339,7 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     >>> heads(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))).shape
     (2, 4, 5)
     """
+    # an equation with a batch has one form; one without has that of a batch beside it, for vmap
     letters, batched = einsums.parsed(name, equation)
     x_axes, weight_axes = equation.replace(' ', '').partition('->')[0].split(',')
     sizes = {axis: 2 + i for i, axis in enumerate(dict.fromkeys(x_axes + weight_axes))}
@@ -390,6 +395,7 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         sample = x.shape[batched:]
         check_shape(name, 'x', sample, weight.shape, 'one sample of x has the shape of the weight')
         avals = [jax.ShapeDtypeStruct(sample, a.dtype) for a in (x, weight)]
+        # each entry of the weight must feed the element of y at its own place
         y = shape_of(name, fn, *avals)
         check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
         ((_, shape, where),) = places_of(name, fn, avals[0], (('weight', avals[1]),), (), True).at
