@@ -328,8 +328,7 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options)
     kernel, kernel_unit = trainable_operand(op, 'kernel', kernel)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     numbers = options['dimension_numbers']
-    layout = _checked_layout(x, kernel, numbers)
-    _check_groups(x.shape, kernel.shape, layout, options)
+    layout = _checked_layout(x, kernel, options)
     rank, unit = x.ndim - 2, x_unit * kernel_unit
     options['lhs_dilation'] = _each_axis('lhs_dilation', options['lhs_dilation'], rank)
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
@@ -350,43 +349,37 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options)
     return with_unit(y if batch_first else jnp.moveaxis(y, 0, layout.out_spec[0]), unit)
 
 
-def _checked_layout(x, kernel, dimension_numbers) -> jax.lax.ConvDimensionNumbers:
-    """The axes of x, kernel and y, after the operands are checked."""
+def _checked_layout(x, kernel, options: dict) -> jax.lax.ConvDimensionNumbers:
+    """Where the axes stand, once x and kernel are of one rank and divide into the groups."""
     if kernel.ndim < 3 or x.ndim != kernel.ndim:
-        hint = (
-            'Add the batch axis: `x[None]`.'
-            if x.ndim == kernel.ndim - 1
-            else 'The kernel tells how many axes.'
-        )
+        hint = 'The kernel tells how many axes.'
+        if x.ndim == kernel.ndim - 1:
+            hint = 'Add the batch axis: `x[None]`.'
         raise EtpShapeError(
             f'conv: x has shape {x.shape} and kernel {kernel.shape}, expected (batch, channel, '
             '*spatial) and (out, in, *spatial) of one rank >= 3, in the order of '
             f'dimension_numbers. {hint}'
         )
     try:
-        return conv_layout(dimension_numbers, x.ndim)
+        layout = conv_layout(options['dimension_numbers'], x.ndim)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f'conv: dimension_numbers {dimension_numbers!r} do not fit operands of rank {x.ndim}; '
-            f"expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
+            f'conv: dimension_numbers {options["dimension_numbers"]!r} do not fit operands of rank '
+            f"{x.ndim}; expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
         ) from error
-
-
-def _check_groups(x, kernel, layout, options) -> None:
-    """Refuse shapes of x and kernel that do not divide into the groups of the options."""
     for name in ('feature_group_count', 'batch_group_count'):
         if not _is_count(options[name]):
             raise OptionError(f'conv: {name} is {options[name]!r}, expected an integer >= 1.')
     feature_groups, batch_groups = options['feature_group_count'], options['batch_group_count']
-    batch, channels = (x[axis] for axis in layout.lhs_spec[:2])
-    expected = list(kernel)
+    batch, channels = (x.shape[axis] for axis in layout.lhs_spec[:2])
+    expected = list(kernel.shape)
     expected[layout.rhs_spec[1]] = channels // feature_groups
     why = (
-        f'x of shape {x} has {channels} channels in {feature_groups} group(s), in the order of '
-        'dimension_numbers'
+        f'x of shape {x.shape} has {channels} channels in {feature_groups} group(s), in the order '
+        'of dimension_numbers'
     )
-    check_shape('conv', 'kernel', kernel, expected, why)
-    out = kernel[layout.rhs_spec[0]]
+    check_shape('conv', 'kernel', kernel.shape, expected, why)
+    out = kernel.shape[layout.rhs_spec[0]]
     for name, size, groups in (
         ('output channels', out, feature_groups),
         ('output channels', out, batch_groups),
@@ -395,6 +388,7 @@ def _check_groups(x, kernel, layout, options) -> None:
     ):
         if size % groups:
             raise EtpShapeError(f'conv: {size} {name} do not divide into {groups} groups.')
+    return layout
 
 
 def _is_count(value) -> bool:
