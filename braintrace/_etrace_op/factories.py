@@ -16,7 +16,14 @@ import saiunit as u
 from ..errors import EtpDtypeError, OptionError, RuleContractError
 from . import einsums
 from ._jax_rules import of_weights
-from ._layouts import at_places, effective_rules, parameter_trace, position_rules, samples
+from ._layouts import (
+    at_places,
+    effective_rules,
+    parameter_trace,
+    places_of,
+    position_rules,
+    samples,
+)
 from ._operands import (
     bias_operands,
     check_rank,
@@ -37,7 +44,6 @@ from ._spec import (
     register_primitive_spec,
     whole_impl,
 )
-from .automatic import places_of
 from .conv import DEFAULTS, bind_conv, register_conv
 
 
