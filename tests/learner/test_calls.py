@@ -221,36 +221,6 @@ def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
         learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, update_every=True)
 
 
-@pytest.mark.slow
-def test_noise_in_the_model_is_threaded_through_every_way_to_run():
-    class Noisy(Net):
-        def update(self, x):
-            return super().update(x + 0.1 * brainstate.random.randn(*x.shape))
-
-    xs, ys = data()
-    learner, stepped = compiled(model=Noisy), compiled(model=Noisy)
-    brainstate.random.seed(7)
-    got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=3, reduction='sum').grads
-    after = jax.random.key_data(brainstate.random.DEFAULT.value)
-    brainstate.random.seed(7)
-    assert_close(got, by_steps(stepped, xs, ys))
-    assert (after == jax.random.key_data(brainstate.random.DEFAULT.value)).all()
-
-
-@pytest.mark.slow
-def test_no_tracer_leaks_from_a_compiled_learner():
-    with jax.checking_leaks():
-        xs, ys = data()
-        learner = compiled()
-        brainstate.transform.grad(lambda: squared(learner(xs[0]), ys[0]), learner.param_states)()
-        learner.etrace_grad(xs, ys, step_fn=loss_of(learner))
-    assert not any(
-        isinstance(leaf, jax.core.Tracer)
-        for s in learner.states().values()
-        for leaf in jax.tree.leaves(s.value)
-    )
-
-
 def test_a_copy_that_shares_the_model_learns_as_the_learner_does():
     xs, ys = data()
     learner, other = compiled(), compiled()

@@ -130,22 +130,6 @@ def test_indices_may_have_any_shape():
 # dense layers -----------------------------------------------------------------------------------
 
 
-def test_its_weight_is_applied_by_an_etp_op():
-    layer = nn.Linear(3, 4)
-    for x, op in [(jnp.ones(3), 'etp_mv'), (jnp.ones((2, 3)), 'etp_mm')]:
-        assert op in str(jax.make_jaxpr(layer)(x))
-
-
-def test_a_mask_silences_weights_and_their_gradients():
-    mask = np.zeros((3, 4), np.float32)
-    mask[0] = 1
-    layer = nn.Linear(3, 4, w_mask=mask, b_init=None)
-    x = jnp.arange(1.0, 4.0)
-    np.testing.assert_allclose(layer(x), np.asarray(layer.weight.value['weight'])[0], rtol=1e-6)
-    grads = brainstate.transform.grad(lambda: layer(x).sum(), layer.states(brainstate.ParamState))()
-    np.testing.assert_array_equal(grads[('weight',)]['weight'], mask)
-
-
 def test_values_may_be_given_as_arrays():
     weight, bias = np.ones((3, 4), np.float32), np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(
@@ -233,13 +217,6 @@ def test_wrong_signs_are_refused_with_their_place(options, words):
 
 
 # standardised weights -----------------------------------------------------------------------------
-
-
-def test_a_standardised_weight_has_mean_0_and_a_variance_of_one_over_the_inputs():
-    layer = nn.ScaledWSLinear(50, 4, w_init=NORMAL(scale=3.0, mean=2.0), b_init=None)
-    weight = np.asarray(layer(jnp.eye(50)))
-    np.testing.assert_allclose(weight.mean(0), 0, atol=1e-6)
-    np.testing.assert_allclose(weight.var(0), 1 / 50, rtol=1e-5)
 
 
 def test_a_weight_without_variance_is_divided_by_the_root_of_eps():
@@ -421,23 +398,6 @@ def test_it_is_refused_with_what_was_found(name):
         call()
     text = f'{type(error.value).__name__}: {error.value}'
     assert re.search(words, text), text
-
-
-def test_a_learner_holds_the_places_of_a_sparse_layer_without_a_copy():
-    class Network(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.SparseLinear(sparse(kind='CSR'))
-            self.units = nn.LIF(5)
-
-        def update(self, x):
-            return self.units(self.layer(x))
-
-    model = Network()
-    learner = braintrace.compile(model, 'ES_D_RTRL', jnp.ones(3), decay_or_rank=0.9)
-    places = jax.tree.leaves(model.layer.structure)
-    held = learner.structure.value
-    assert held and all(any(own is place for place in places) for own in held)
 
 
 def test_a_sparse_layer_can_be_made_inside_of_jit():

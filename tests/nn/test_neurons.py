@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import saiunit as u
 
-import braintrace
 from braintrace import nn
 from braintrace.errors import (
     EtpDtypeError,
@@ -99,48 +98,6 @@ def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
     with brainstate.environ.context(dt=0.5 * u.ms):
         spikes = run(units, jnp.full(1, 2.0), 2 * steps + 3)[:, 0]
     np.testing.assert_array_equal(np.flatnonzero(spikes), [0, steps + 1, 2 * steps + 2])
-
-
-@pytest.mark.slow
-def test_a_learner_resets_the_countdown_too():
-    """All lanes, or some; the countdown has no trace."""
-    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=9.0, tau_ref=5))
-    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
-    assert learner.report.exact
-    assert [group.num_state for group in learner.graph.hidden_groups] == [1]
-    count = model.layers[1].refractory
-
-    def run():
-        learner(jnp.ones((2, 2)))
-        return np.asarray(count.value)
-
-    model.layers[0].weight.value = {'weight': jnp.ones((2, 3)), 'bias': jnp.zeros(3)}
-    assert [run().max() for _ in range(3)] == [0, 5, 4]
-    learner.reset_state(lanes=jnp.array([True, False]))
-    np.testing.assert_array_equal(run(), [[0, 0, 0], [3, 3, 3]])
-    assert (run() > 0).all()
-    learner.reset_state()
-    assert not run().any()
-
-
-def test_units_of_volts_are_plain_units_scaled():
-    plain = nn.LIF(4, 10.0, R=2.0, V_th=20.0, V_rest=1.0, V_reset=-5.0, V_init=np.arange(4.0))
-    volts = nn.LIF(
-        4,
-        5 * u.ms,
-        R=2 * u.Mohm,
-        V_th=0.02 * u.volt,
-        V_rest=1 * u.mV,
-        V_reset=-5 * u.mV,
-        V_init=np.arange(4.0) * u.mV,
-    )
-    for units in (plain, volts):
-        units.init_state()
-    with brainstate.environ.context(dt=0.5 * u.ms):
-        for x in np.random.default_rng(0).normal(10.0, 20.0, (10, 4)).astype('float32'):
-            np.testing.assert_array_equal(plain(x), volts(x * u.nA))
-            assert volts.V.value.unit == u.volt
-            np.testing.assert_allclose(volts.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-4)
 
 
 def test_units_survive_a_step():
