@@ -5,6 +5,8 @@ A cell wraps in ``cut`` what its traces leave out: with ``cut.on`` plain backpro
 history that D_RTRL should have.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,44 +66,37 @@ def merging(what: str, at: str = 'here') -> Note:
     return Note('mixing', 'warning', words, at=at)
 
 
+WORDS = {
+    'mixing-tail': 'parameter {} | mix its positions | current step only',
+    'not-etp-op': 'parameter {} | plain operation | braintrace op',
+    'input-dependent-weight': '{} | changes from step to step | no trace',
+    'opaque-call': 'parameter {} | derivative rule of its own | Apply the op outside',
+    'unused': 'parameter {} | neither an output nor a state | zero',
+    'no-relation': 'no weight of an ETP op | position by position',
+}
+
+
+def warning(kind: str, path: str = '', at: str | None = 'here') -> Note:
+    return Note(kind, 'warning', tuple(WORDS[kind].format(path).split(' | ')), path, at)
+
+
 def mixing_tail(path: str = 'w', at: str = 'here') -> Note:
-    return Note(
-        'mixing-tail',
-        'warning',
-        (f'parameter {path}', 'mix its positions', 'current step only'),
-        path,
-        at,
-    )
+    return warning('mixing-tail', path, at)
 
 
-def not_etp_op(path: str, at: str = 'here') -> Note:
-    return Note(
-        'not-etp-op', 'warning', (f'parameter {path}', 'plain operation', 'braintrace op'), path, at
-    )
+def dependent(path: str = 'w') -> Note:
+    return warning('input-dependent-weight', path)
 
 
-def dependent(path: str = 'w', at: str = 'here') -> Note:
-    return Note(
-        'input-dependent-weight',
-        'warning',
-        (path, 'changes from step to step', 'no trace'),
-        path,
-        at,
-    )
+def no_relation(at: str = 'here') -> Note:
+    return warning('no-relation', at=at)
+
+
+not_etp_op = functools.partial(warning, 'not-etp-op')
 
 
 def lost(words: str, path: str = 'w', at: str = 'here') -> Note:
     return Note('lost-relation', 'warning', (path, 'no trace to', words), path, at)
-
-
-def opaque_call(path: str = 'u', at: str = 'here') -> Note:
-    return Note(
-        'opaque-call',
-        'warning',
-        (f'parameter {path}', 'derivative rule of its own', 'Apply the op outside'),
-        path,
-        at,
-    )
 
 
 def cross(reads: str, read: str, at: str = 'here') -> Note:
@@ -111,22 +106,6 @@ def cross(reads: str, read: str, at: str = 'here') -> Note:
         (f'{reads} reads the old {read}', 'different shapes', 'Give both states one shape'),
         read,
         at,
-    )
-
-
-def unused(path: str) -> Note:
-    return Note(
-        'unused',
-        'warning',
-        (f'parameter {path}', 'neither an output nor a state', 'zero'),
-        path,
-        None,
-    )
-
-
-def no_relation(at: str = 'here') -> Note:
-    return Note(
-        'no-relation', 'warning', ('no weight of an ETP op', 'position by position'), '', at
     )
 
 
@@ -370,20 +349,24 @@ degraded(not_etp_op('a'), params='w a', routes={'a': 'not_etp_op'}, name='plain_
     lambda p, h, x: 0.8 * h + mm(p['a'][:I] * x, p['w'])
 )
 degraded(
-    opaque_call(),
+    warning('opaque-call', 'u'),
     params='w u',
     routes={'u': 'opaque_call:custom_vjp_call'},
     name='op_in_a_custom_vjp',
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque(x, p['u']))
 degraded(
-    opaque_call(),
+    warning('opaque-call', 'u'),
     params='w u',
     routes={'u': 'opaque_call:custom_jvp_call'},
     name='op_in_a_custom_jvp',
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
-degraded(unused('a'), params='w a', routes={'a': 'unused'}, strict=(), name='unused_parameter')(
-    lambda p, h, x: 0.8 * h + mm(x, p['w'])
-)
+degraded(
+    warning('unused', 'a', None),
+    params='w a',
+    routes={'a': 'unused'},
+    strict=(),
+    name='unused_parameter',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']))
 
 
 @degraded(dependent(), no_relation(), carry={'h': H, 'key': KEY}, **DEPENDENT)

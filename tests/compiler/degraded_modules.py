@@ -2,7 +2,6 @@
 
 import brainstate
 import jax.numpy as jnp
-import saiunit
 
 import braintrace
 from braintrace import Policy
@@ -39,20 +38,6 @@ class Leaky(brainstate.nn.Module):
 
 
 @module(
-    not_etp_op('part/weight/weight'),
-    not_etp_op('part/weight/bias'),
-    routes={f'part/weight/{name}': 'not_etp_op' for name in ('weight', 'bias')},
-)
-class PlainLayer(Leaky):
-    def make_part(self):
-        return brainstate.nn.Linear(I, N)
-
-    def update(self, x):
-        self.h.value = 0.8 * self.h.value + self.drive(x) + self.part(x)  # here
-        return self.h.value
-
-
-@module(
     mixing('reduce_sum, spread by'),
     not_etp_op('part/weight/scale'),
     not_etp_op('part/weight/bias'),
@@ -64,17 +49,6 @@ class LayerNorm(Leaky):
 
     def update(self, x):
         self.h.value = self.part(self.h.value) + self.drive(x)  # here
-        return self.h.value
-
-
-@module(mixing('reduce_sum, spread by'))
-class MeanOfUnits(Leaky):
-    def update(self, x):
-        self.h.value = (
-            0.8 * self.h.value
-            - saiunit.math.mean(self.h.value, axis=-1, keepdims=True)  # here
-            + self.drive(x)
-        )
         return self.h.value
 
 
