@@ -376,102 +376,91 @@ def small(edges='input fc lif output', n_in=3, n_out=3, **nodes):
     return lambda: graph_of([n_in], [n_out], edges, **{'fc': linear(), 'lif': lif(3), **nodes})
 
 
-FAULTS = {  # graph, arguments, what is told of it
-    'an unknown node': (
-        small(lif=Resonator(np.ones(3))), {},
-        "'lif' is of type Resonator, which has no formula; these have one: Affine, AvgPool2d",
+FAULTS = {  # what is told of it -> a graph
+    "'lif' is of type Resonator, which has no formula; these have one: Affine, AvgPool2d": small(
+        lif=Resonator(np.ones(3))
     ),
-    'an edge to nowhere': (
-        small('input fc lif output, lif gone'), {},
-        "'lif' -> 'gone' names 'gone', which is no node",
+    "'lif' -> 'gone' names 'gone', which is no node": small('input fc lif output, lif gone'),
+    r'the cycle .*fc.* has no neuron': small('input fc lif output, fc back fc', back=linear()),
+    r"\['output', 'second'\] for Output": small(
+        'input fc lif output, lif second', second=nir.Output(np.array([3]))
     ),
-    'a cycle without a neuron': (
-        small('input fc lif output, fc back fc', back=linear()), {},
-        r'the cycle .*fc.* has no neuron',
+    r"\['input', 'other'\] for Input": small(
+        'input fc lif output, other fc', other=nir.Input(np.array([3]))
     ),
-    'two outputs': (
-        small('input fc lif output, lif second', second=nir.Output(np.array([3]))), {},
-        r"\['output', 'second'\] for Output",
+    'leads into the input': small('input fc lif output, fc input'),
+    r"the subgraph 'lif' has .*'lif.b', 'lif.c'": small(
+        lif=nir.NIRGraph(
+            {
+                'a': nir.Input(np.array([3])),
+                'b': nir.Output(np.array([3])),
+                'c': nir.Output(np.array([3])),
+            },
+            [('a', 'b'), ('a', 'c')],
+            type_check=False,
+        )
     ),
-    'two inputs': (
-        small('input fc lif output, other fc', other=nir.Input(np.array([3]))), {},
-        r"\['input', 'other'\] for Input",
+    "two nodes are called 'fc.a'": small(
+        **{
+            'fc': nir.NIRGraph(
+                {'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3]))},
+                [('a', 'b')],
+                type_check=False,
+            ),
+            'fc.a': linear(),
+        }
     ),
-    'an edge into the input': (small('input fc lif output, fc input'), {}, 'leads into the input'),
-    'a subgraph with two outputs': (
-        small(lif=nir.NIRGraph({'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3])),
-                                'c': nir.Output(np.array([3]))}, [('a', 'b'), ('a', 'c')],
-                               type_check=False)), {},
-        r"the subgraph 'lif' has .*'lif.b', 'lif.c'",
+    r"no way leads from the input 'input' to \['fc'\]": small('input lif output, fc lif'),
+    r"'input' gives \(3,\) to 'fc' \(Linear, weight \(3, 5\)\), which does not take it": small(
+        fc=linear(3, 5)
     ),
-    'a name twice': (
-        small(**{'fc': nir.NIRGraph({'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3]))},
-                                    [('a', 'b')], type_check=False), 'fc.a': linear()}), {},
-        "two nodes are called 'fc.a'",
+    r"'fc' gives \(3,\) to 'lif' \(LIF, tau \(4,\)": small(lif=lif(4)),
+    r"'lif' gives \(3,\) to 'output' .*its shape is \(2,\)": small(n_out=2),
+    r"'output' takes the sum of 'last', which gives \(4,\), and 'lif', which gives \(3,\)": small(
+        'input fc lif output, input last output', 4, 4, fc=linear(3, 4), last=linear(4, 4)
     ),
-    'no way from the input': (
-        small('input lif output, fc lif'), {}, r"no way leads from the input 'input' to \['fc'\]",
+    r"to 'pool' .*its window \(3, 3\) is larger": lambda: graph_of(
+        [1, 2, 2],
+        [1, 1, 1],
+        'input pool output',
+        pool=nir.SumPool2d(np.array([3, 3]), np.array([1, 1]), np.array([0, 0])),
     ),
-    'weights that do not fit': (
-        small(fc=linear(3, 5)), {},
-        r"'input' gives \(3,\) to 'fc' \(Linear, weight \(3, 5\)\), which does not take it",
+    "to 'w' .*padding 'same' goes with a stride of 1": lambda: graph_of(
+        [1, 4, 4], [1, 2, 2], 'input w output', w=conv(np.ones((1, 1, 3, 3)), 2, 'same')
     ),
-    'neurons that do not fit': (
-        small(lif=lif(4)), {}, r"'fc' gives \(3,\) to 'lif' \(LIF, tau \(4,\)",
+    r"'input' gives \(1, 4, 4\) to 'w' \(Conv2d, weight \(1, 2, 3, 3\)": lambda: graph_of(
+        [1, 4, 4], [1, 2, 2], 'input w output', w=conv(np.ones((1, 2, 3, 3)))
     ),
-    'an output that does not fit': (
-        small(n_out=2), {}, r"'lif' gives \(3,\) to 'output' .*its shape is \(2,\)",
+    r"'input' has no shape; give it": lambda: nir.NIRGraph(
+        {'input': nir.Input(None), 'output': nir.Output(None)},
+        [('input', 'output')],
+        type_check=False,
     ),
-    'sums that do not fit': (
-        small('input fc lif output, input last output', 4, 4, fc=linear(3, 4),
-              last=linear(4, 4)), {},
-        r"'output' takes the sum of 'last', which gives \(4,\), and 'lif', which gives \(3,\)",
-    ),
-    'a window larger than the signal': (
-        lambda: graph_of([1, 2, 2], [1, 1, 1], 'input pool output', pool=nir.SumPool2d(
-            np.array([3, 3]), np.array([1, 1]), np.array([0, 0]))), {},
-        r"to 'pool' .*its window \(3, 3\) is larger",
-    ),
-    "'same' with a stride": (
-        lambda: graph_of([1, 4, 4], [1, 2, 2], 'input w output',
-                         w=conv(np.ones((1, 1, 3, 3)), 2, 'same')), {},
-        "to 'w' .*padding 'same' goes with a stride of 1",
-    ),
-    'channels that do not fit': (
-        lambda: graph_of([1, 4, 4], [1, 2, 2], 'input w output', w=conv(np.ones((1, 2, 3, 3)))), {},
-        r"'input' gives \(1, 4, 4\) to 'w' \(Conv2d, weight \(1, 2, 3, 3\)",
-    ),
-    'an input without a shape': (
-        lambda: nir.NIRGraph({'input': nir.Input(None), 'output': nir.Output(None)},
-                             [('input', 'output')], type_check=False), {},
-        r"'input' has no shape; give it",
-    ),
-    'time constants below 0': (small(lif=lif(3, tau=full(-1.0, 3))), {}, 'has a tau of -1.0'),
-    'a delay below 0': (small(lif=nir.Delay(full(-1.0, 3))), {}, 'has a delay of -1.0'),
-    'no step': (small(), {'dt': None}, r"dt is None, and \['lif'\] need it"),
-    'a step of 0': (small(), {'dt': 0.0}, 'dt is 0.0'),
-    'a step that is too long': (
-        small(), {'dt': 0.011}, "dt=0.011 is more than twice the tau of 'lif', 0.005",
-    ),
-    'no reset': (small(), {'reset': None}, "give reset='zero' .*or 'subtract'"),
-    'an unknown reset': (small(), {'reset': 'none'}, "reset is 'none'; choose 'zero' or"),
-    'an unknown scheme': (small(), {'scheme': 'rk4'}, "choose 'euler' or 'exact'"),
-    'no such array': (small(), {'learn': ('weights',)}, r"learn has \['weights'\]; what may be"),
-    'an array that this graph has not': (
-        small(), {'learn': ('weight', 'tau_mem')},
-        r"learn has \['tau_mem'\], but the graph has only \['r', 'tau', 'v_leak'",
-    ),
-    'an empty batch': (small(), {'batch_size': 0}, 'batch_size is 0; give a whole number'),
-    'no slope': (small(), {'surrogate': 'step'}, "surrogate is 'step', which is no spike function"),
-    'no graph': (lambda: linear(), {}, 'graph is Linear; give a nir.NIRGraph, or the path'),
-}  # fmt: skip
+    'has a tau of -1.0': small(lif=lif(3, tau=full(-1.0, 3))),
+    'has a delay of -1.0': small(lif=nir.Delay(full(-1.0, 3))),
+    'graph is Linear; give a nir.NIRGraph, or the path': lambda: linear(),
+}
+ARGUMENTS = {
+    r"dt is None, and \['lif'\] need it": {'dt': None},
+    'dt is 0.0': {'dt': 0.0},
+    "dt=0.011 is more than twice the tau of 'lif', 0.005": {'dt': 0.011},
+    "give reset='zero' .*or 'subtract'": {'reset': None},
+    "reset is 'none'; choose 'zero' or": {'reset': 'none'},
+    "choose 'euler' or 'exact'": {'scheme': 'rk4'},
+    r"learn has \['weights'\]; what may be": {'learn': ('weights',)},
+    r"learn has \['tau_mem'\], but the graph has only \['r', 'tau', 'v_leak'": {
+        'learn': ('weight', 'tau_mem')
+    },
+    'batch_size is 0; give a whole number': {'batch_size': 0},
+    "surrogate is 'step', which is no spike function": {'surrogate': 'step'},
+}
 
 
-@pytest.mark.parametrize('fault', FAULTS)
-def test_what_is_no_step_is_refused_with_the_place(fault):
-    make, options, message = FAULTS[fault]
+@pytest.mark.parametrize('message', [*FAULTS, *ARGUMENTS])
+def test_what_is_no_step_is_refused_with_the_place(message):
+    graph, options = FAULTS.get(message, small())(), ARGUMENTS.get(message, {})
     with pytest.raises((OptionError, StructureError), match=message):
-        adapters.from_nir(make(), **{'dt': DT, 'reset': 'zero', **options})
+        adapters.from_nir(graph, **{'dt': DT, 'reset': 'zero', **options})
 
 
 def test_a_longer_step_may_be_taken_exactly():
