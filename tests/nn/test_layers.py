@@ -400,6 +400,23 @@ def test_it_is_refused_with_what_was_found(name):
     assert re.search(words, text), text
 
 
+def test_a_learner_holds_the_places_of_a_sparse_layer_without_a_copy():
+    class Network(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.SparseLinear(sparse(kind='CSR'))
+            self.units = nn.LIF(5)
+
+        def update(self, x):
+            return self.units(self.layer(x))
+
+    model = Network()
+    learner = braintrace.compile(model, 'ES_D_RTRL', jnp.ones(3), decay_or_rank=0.9)
+    places = jax.tree.leaves(model.layer.structure)
+    held = learner.structure.value
+    assert held and all(any(own is place for place in places) for own in held)
+
+
 def test_a_sparse_layer_can_be_made_inside_of_jit():
     matrix = sparse(kind='CSR')
     y = jax.jit(lambda x: nn.SparseLinear(matrix)(x))(jnp.array([1.0, 10.0, 100.0]))
