@@ -9,7 +9,6 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import BraintraceWarning, NotSupportedError
 from tests import oracles
 from tests.compare import added, assert_close
 from tests.gradients.harness import learn
@@ -139,24 +138,6 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     assert_close(whole, added(found))
 
 
-@pytest.mark.parametrize(
-    'wrap, option',
-    [
-        (lambda f: lambda x: jax.lax.map(f, x[None])[0], 'scan'),
-        (lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, f, x), 'cond'),
-    ],
-)
-def test_a_policy_refuses_a_construct_around_an_op_by_name_and_place(wrap, option):
-    def cell(p, h, x):
-        h = 0.8 * h + jnp.tanh(wrap(lambda x: mm(x, p['w']))(x)) + mm(x, p['v'])
-        return h, h
-
-    with pytest.raises(NotSupportedError, match=f"test_corner_cases.py:.*{option}='refuse'"):
-        functional.online(
-            cell, rules.d_rtrl(), policy=braintrace.Policy(**{option: 'refuse'})
-        ).init({'w': W, 'v': W2}, H, X[0])
-
-
 def test_an_op_inside_control_flow_behind_the_state_stays_exact():
     def cell(p, h, x):
         h = 0.8 * h + mm(x, p['w'])
@@ -177,36 +158,12 @@ def test_weights_of_lower_precision_than_the_state_work(rule):
     np.testing.assert_allclose(one, online(cell, params, H, rule, window=2)[1]['w'], rtol=1e-5)
 
 
-def test_a_plain_path_between_states_of_different_shapes_is_named():
-    def cell(p, c, x):
-        h = 0.8 * c['h'] + jnp.tanh(mm(x, p['w']))
-        g = 0.7 * c['g'] + 1.5 * h[:, :2]
-        return g, {'h': h, 'g': g}
-
-    learner = functional.online(cell, rules.d_rtrl())
-    with pytest.warns(BraintraceWarning, match='g reads the old h'):
-        learner.init({'w': W}, {'h': H, 'g': G}, X[0])
-    assert learner.graph.found('cut')
-
-
 def test_a_constant_random_key_in_the_step_is_no_obstacle():
     def cell(p, h, x):
         h = 0.8 * h + jnp.tanh(mm(x, p['w'])) + jax.random.normal(jax.random.key(0), h.shape)
         return h + jax.random.permutation(jax.random.PRNGKey(0), N), h
 
     check(cell, {'w': W}, H)
-
-
-def test_a_tail_that_mixes_is_a_reason_of_its_own():
-    def cell(p, h, x):
-        a, b = jnp.split(braintrace.element_wise(p['a'], jax.nn.sigmoid), 2)
-        h = jnp.concatenate([a, b]) * h + jnp.cumsum(mm(x, p['w']), -1) + mm(x, p['v'])
-        return h, h
-
-    learner = functional.online(cell, rules.d_rtrl())
-    with pytest.warns(BraintraceWarning, match='w belongs to an op.*mix'):
-        learner.init({'a': A, 'w': W, 'v': W2}, H, X[0])
-    assert learner.routes['w'].reason == 'mixing_tail'
 
 
 @pytest.mark.tier(quick=0, one_in=4)
@@ -231,19 +188,6 @@ def test_element_wise_weights_of_every_shape_learn(rule, shape):
     assert_close(online(cell, params, H, rule, steps=1)[1], bptt(cell, params, H, steps=1))
     if rule.name == 'D_RTRL':
         assert_close(one, bptt(cell, params, H))
-
-
-def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
-    def cell(p, h, x):
-        h = p['a'] * h + mm(x, p['w'])
-        return h, h
-
-    learner = functional.online(cell, rules.d_rtrl())
-    with pytest.warns(
-        BraintraceWarning, match='parameter a .*plain operation.*element_wise.*test_corner_cases.py'
-    ) as seen:
-        learner.init({'a': A, 'w': W}, H, X[0])
-    assert len(seen) == 1
 
 
 @pytest.mark.slow

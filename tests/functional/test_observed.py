@@ -12,8 +12,8 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError
 from tests.compare import assert_close
+from tests.models.model import squared as loss
 from tests.precision import float64 as float64
-from tests.tiers import slow
 
 B, I, N, O, T = 2, 3, 4, 2, 4  # noqa: E741
 ALPHA, RHO, BETA, THETA, KAPPA = 0.9, 0.95, 0.2, 0.5, 0.7
@@ -43,10 +43,6 @@ def cell(p, c, x):
     z = spike((v - THETA - BETA * a) / THETA)
     o = KAPPA * c['o'] + braintrace.matmul(z, p['out'])
     return o, {'V': v, 'a': a, 'z': z, 'o': o}
-
-
-def loss(out, y):
-    return 0.5 * jnp.sum((out - y) ** 2)
 
 
 def slopes(c):
@@ -96,13 +92,14 @@ def moved(d, e):
     ]
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize(
     'rule',
     [
         rules.d_rtrl(),
-        pytest.param(rules.d_rtrl(credit='whole'), marks=slow),
-        pytest.param(rules.d_rtrl(write_every=3), marks=slow),
         rules.e_prop(KAPPA, 'random'),
+        rules.d_rtrl(credit='whole'),
+        rules.d_rtrl(write_every=3),
     ],
     ids=str,
 )
@@ -134,7 +131,8 @@ def test_factors_traces_and_signals_of_d_rtrl_are_the_formulas(rule):
         e = new
 
 
-@pytest.mark.parametrize('decays', [(0.8, 0.6), pytest.param(0.7, marks=slow)])
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('decays', [(0.8, 0.6), 0.7])
 def test_factors_and_traces_of_es_d_rtrl_are_the_formulas(decays):
     rule = rules.es_d_rtrl(decays)
     (a_x, a_f), ex, ef = rule.decays, np.zeros((B, I + N)), [np.zeros((B, N))] * 2

@@ -101,7 +101,7 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     )
     run = jax.jit(jax.vmap(single.sequence_grad(loss, reduction='sum'), in_axes=(None, 0, 1, 1)))
     got, *_ = run(params, lanes, xs, ys)
-    assert_close(floats(jax.tree.map(lambda g: g.sum(0), got)), floats(want), 1e-11)
+    assert_close(jax.tree.map(lambda g: g.sum(0), floats(got)), floats(want), 1e-11)
 
     ensemble = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
     run = jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))
@@ -109,7 +109,7 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     for k in range(2):
         member = jax.tree.map(lambda p, k=k: p[k], ensemble)
         one, *_ = whole(member, state, xs, ys)
-        assert_close(floats(jax.tree.map(lambda p, k=k: p[k], both)), floats(one), 1e-11)
+        assert_close(jax.tree.map(lambda p, k=k: p[k], floats(both)), floats(one), 1e-11)
 
 
 def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():

@@ -9,6 +9,7 @@ import braintrace
 from braintrace import functional
 from tests.compare import assert_close
 from tests.gradients.harness import quick
+from tests.models.ops import _spike_vjp as spike
 from tests.precision import float64 as float64
 
 from .plain import D_RTRL, I, N, T, both_rules, drawn, loss
@@ -16,20 +17,12 @@ from .plain import D_RTRL, I, N, T, both_rules, drawn, loss
 LANES = 3
 
 
-@jax.custom_vjp
-def spike(v):
-    return (v > 0.5).astype(v.dtype)
-
-
-spike.defvjp(lambda v: (spike(v), v), lambda v, g: (g / (1 + jnp.abs(v - 0.5)) ** 2,))
-
-
 def noisy_lif(p, c, x):
     """A leaky neuron with noise in its membrane; it spikes and is reset."""
     key, own = jax.random.split(c['key'])
     noise = 0.3 * jax.random.normal(own, c['v'].shape)
     v = 0.8 * c['v'] + braintrace.matmul(x, p['w']) + noise
-    z = spike(v)
+    z = spike(v - 0.5)
     return z @ p['out'] + noise.sum(), {'v': v - z, 'key': key}
 
 

@@ -67,9 +67,6 @@ def is_core(name, *values) -> bool:
     return name in CORE
 
 
-every = pytest.mark.parametrize('name', core_first(models.MODELS))
-
-
 def every_core_first(table=models.MODELS, **flags):
     """Every row of a table with these flags."""
     return pytest.mark.parametrize('name', core_first(models.names(table, **flags)))
@@ -83,18 +80,3 @@ def every_wide_first(table=models.MODELS, **flags):
 def crossed(names, values):
     """Each row with one of these values in turn; the tests of the other rule reverse the turns."""
     return list(zip(names, itertools.cycle(values)))
-
-
-def every_window(*others, late=lambda i: False):
-    """Every row with a window and a rest; those of ``WIDE`` with one of the other windows as well.
-
-    ``late(i)``: which of the rows outside of ``WIDE`` are nightly.
-    """
-    wide = [n for n in models.MODELS if n in WIDE]
-    return pytest.mark.parametrize(
-        'name, window',
-        [
-            *[row(n, 3, late=n not in WIDE and late(i)) for i, n in enumerate(models.MODELS)],
-            *[pytest.param(*pair, marks=slow) for pair in crossed(wide, others)],
-        ],
-    )

@@ -10,8 +10,9 @@ from braintrace import functional, rules
 from tests import oracles
 from tests.compare import added, assert_close, assert_moves, assert_same_kinds
 from tests.gradients.harness import FLAGS, MASK, learn_by_steps, quick
-from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, loss, readout
+from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, readout
 from tests.models.library import LibraryOps
+from tests.models.model import squared as loss
 from tests.models.ops import JaxOps
 
 slow = pytest.mark.slow

@@ -19,20 +19,14 @@ from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.gradients.harness import learn, quick
 from tests.models.library import LibraryOps
+from tests.models.model import squared as loss
+from tests.models.ops import _spike_jvp as spike
 from tests.models.ops import surrogate
 
 LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
 LEAK, KAPPA, THRESHOLD = 0.9, 0.8, 0.4
 stop = jax.lax.stop_gradient
 rules = braintrace.rules
-
-
-@jax.custom_jvp
-def spike(v):
-    return (v > 0) * 1.0
-
-
-spike.defjvp(lambda at, moved: (spike(at[0]), moved[0] * surrogate(at[0])))
 
 
 def cell(kind, params, carry, x, matmul=braintrace.matmul, beside=False):
@@ -49,10 +43,6 @@ def cell(kind, params, carry, x, matmul=braintrace.matmul, beside=False):
     read = jnp.concatenate([x, z], -1) if beside else z
     y = KAPPA * carry['y'] + matmul(read, params['out'])
     return y, {'h': h, 'z': z, 'y': y}
-
-
-def loss(y, target):
-    return 0.5 * ((y - target) ** 2).sum()
 
 
 @functools.cache
@@ -146,28 +136,39 @@ def test_it_is_the_gradient_of_explicit_traces(kind, window):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['spiking', 'leaky'])
-def test_random_feedback_sends_the_error_back_through_b(kind):
-    learner = learner_of(kind, rules.e_prop(KAPPA, 'random'))
+@pytest.mark.parametrize(
+    'rule, kappa', [(rules.e_prop(KAPPA, 'random'), KAPPA), (rules.rflo(), 0.0)], ids=str
+)
+def test_random_feedback_sends_the_error_back_through_b(kind, rule, kappa):
+    learner = learner_of(kind, rule)
     B = weights_sent_back(learner)
-    assert_close(over_sequence(learner, 4), added(explicit(kind, B=B)))
+    assert_close(over_sequence(learner, 4), added(explicit(kind, kappa, B)))
     assert np.abs(B - drawn()[0]['out']).max() > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ['leaky', 'spiking'])
-def test_rflo_is_random_feedback_without_a_filter(kind):
-    learner = learner_of(kind, rules.rflo())
-    B = weights_sent_back(learner)
-    assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
+OPTIONS = [{'write_every': 3}, {'credit': 'whole'}, {'scope': 'own'}]
 
 
 @pytest.mark.tier(quick=1)
-@pytest.mark.parametrize('feedback', ['symmetric', 'random'])
-def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
-    learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
-    B = None if feedback == 'symmetric' else weights_sent_back(learner)
+@pytest.mark.parametrize(
+    'kind, rule, starts',
+    [
+        ('spiking', rules.e_prop(KAPPA), []),
+        ('spiking', rules.e_prop(KAPPA, 'random'), []),
+        ('leaky', rules.e_prop(KAPPA), [(2, 0), (3, 0), (3, 1), (5, 0)]),
+        *(('spiking', rules.d_rtrl(**options).filtered(KAPPA), []) for options in OPTIONS),
+    ],
+)
+def test_each_step_gives_the_gradient_of_explicit_traces(kind, rule, starts):
+    """The filter goes with every option of the trace; some lanes start anew."""
+    learner, flags = learner_of(kind, rule), np.zeros((STEPS, LANES), bool)
+    for start in starts:
+        flags[start] = True
     (params, state), step = started(learner), quick(learner.grad(loss))
-    for x, target, want in zip(*drawn()[2:], explicit('spiking', B=B), strict=True):
+    B = weights_sent_back(learner) if learner.graph.feedback else None
+    wanted = explicit(kind, B=B, flags=flags)
+    for x, target, flag, want in zip(*drawn()[2:], flags, wanted, strict=True):
+        state = functional.reset(state, flag, drawn()[1])
         grads, _, _, state = step(params, state, x, target)
         assert_close(grads, want)
 
@@ -183,21 +184,8 @@ def test_resets_of_lanes_and_masks(window):
     assert_close(got, added(explicit('spiking', flags=flags, mask=mask)))
 
 
-@pytest.mark.slow
-def test_single_steps_after_a_reset():
-    flags, learner = np.zeros((STEPS, LANES), bool), learner_of('leaky', rules.e_prop(KAPPA))
-    flags[[2, 5], 0] = flags[3] = True
-    (params, state), step = started(learner), quick(learner.grad(loss))
-    rows = zip(*drawn()[2:], flags, explicit('leaky', flags=flags), strict=True)
-    for x, target, flag, want in rows:
-        state = functional.reset(state, flag, drawn()[1])
-        grads, _, _, state = step(params, state, x, target)
-        assert_close(grads, want)
-
-
 def by_time(kind, params, **options):
     """Back-propagation through time, in which the network reads its old spikes as constants."""
-
     plain = functools.partial(cell, kind, matmul=jnp.matmul, **options)
     return oracles.by_time(plain, params, zeros(), *drawn()[2:], loss)
 
@@ -219,20 +207,6 @@ def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
     assert_close(over_sequence(learner, 4, params), by_time('spiking', params, beside=True))
     assert [group.num_state for group in learner.graph.hidden_groups] == [2, 1]
     assert 'kappa 0.8 at out[1]' in str(learner.report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    'rule',
-    [rules.d_rtrl(write_every=3), rules.d_rtrl(credit='whole'), rules.d_rtrl(scope='own')],
-    ids=['write_every', 'credit', 'scope'],
-)
-def test_the_filter_goes_with_every_option_of_the_trace(rule):
-    learner, want = learner_of('spiking', rule.filtered(KAPPA)), explicit('spiking')
-    (params, state), step = started(learner), quick(learner.grad(loss))
-    for t, (x, target) in enumerate(zip(*drawn()[2:], strict=True)):
-        grads, _, _, state = step(params, state, x, target)
-        assert_close(grads, want[t])
 
 
 @pytest.mark.slow

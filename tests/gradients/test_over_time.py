@@ -17,6 +17,7 @@ from braintrace._executor import over_time
 from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
+from tests.models.ops import _spike_jvp as spike
 from tests.precision import float64  # noqa: F401
 from tests.tiers import in_turn, none
 
@@ -59,14 +60,6 @@ def minlstm(ops, p, h, x):
     c = (f * h['im'] + i * ops.matmul(x, p['v'])) / (f + i)
     h = jnp.tanh(c) * ops.element_wise(p['radius'])
     return h, {'re': h, 'im': c}
-
-
-@jax.custom_jvp
-def spike(v):
-    return (v > 0).astype(v.dtype)
-
-
-spike.defjvp(lambda v, dv: (spike(v[0]), dv[0] / (1 + v[0] ** 2)))
 
 
 def lif(ops, p, h, x):

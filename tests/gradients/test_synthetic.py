@@ -10,17 +10,12 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError, StructureError
 from tests import models, oracles
-from tests.compare import assert_close
+from tests.compare import added, assert_close
 from tests.gradients.harness import quick, start
-from tests.tiers import slow
 
 RULE = rules.same_step()
 K = 2
-ROWS = [
-    'leaky',
-    *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'stored_spike', 'conv1d')),
-    *(pytest.param(n, marks=slow) for n in ('gru', 'adaptive_lif', 'spiking_two')),
-]
+ROWS = 'leaky lstm_fused stored_spike conv1d gru adaptive_lif spiking_two'.split()
 
 
 @pytest.mark.tier(quick=1)
@@ -29,15 +24,8 @@ def test_with_the_true_credit_the_gradient_is_that_of_bptt(name):
     """Of two windows, where the credit is a parameter: its error at zero is the true one."""
     case = models.case(name)
     learner, state = start(case, RULE)
-    run = quick(
-        learner.sequence_grad(
-            case.loss,
-            len(case.xs) // 2,
-            'sum',
-            inside='exact',
-            synthesizer=lambda credit, states: credit,
-        )
-    )
+    options = {'inside': 'exact', 'synthesizer': lambda credit, states: credit}
+    run = quick(learner.sequence_grad(case.loss, len(case.xs) // 2, 'sum', **options))
 
     def gradients(credit):
         return run((case.params, credit), state, case.xs, case.ys)[0]
@@ -69,24 +57,28 @@ def linear_case():
     return learner, params, h, xs, ys
 
 
-def by_hand(synthetic, w, h, xs, ys, last=True, alive=None):
-    """Gradients of ``w``, and of the linear synthesizer with its ``w`` and ``b``, in NumPy."""
-    hs = [h]
+def window(s, w, h, xs, ys, first, last):
+    """Of one window: the gradients of ``w`` and of the linear synthesizer, and the state behind."""
+    end = h
     for x in xs:
-        hs.append(A * hs[-1] + x @ w)
-    dw, ds, db = 0.0, 0.0, 0.0
+        end = A * end + x @ w
+    lam, dw = 0 * h if last else end @ s['w'] + s['b'], 0.0
+    for x, y in zip(xs[::-1], ys[::-1], strict=True):
+        lam = lam + y
+        dw, lam = dw + x.T @ lam, A * lam
+    off = (h @ s['w'] + s['b'] - lam) * (not first)
+    return dw, {'w': h.T @ off, 'b': off.sum(0)}, end
+
+
+def by_hand(s, w, h, xs, ys, rate=0.0):
+    """The sums over all windows; with a ``rate`` the parameters after their updates."""
+    dw, ds = 0.0, jax.tree.map(np.zeros_like, s)
     for k in range(0, len(xs), K):
-        lam = np.zeros_like(h)
-        if k + K < len(xs):
-            lam = hs[k + K] @ synthetic['w'] + synthetic['b']
-        for t in reversed(range(k, k + K)):
-            lam = lam + ys[t]
-            dw = dw + xs[t].T @ lam
-            lam = A * lam
-        if k:
-            off = hs[k] @ synthetic['w'] + synthetic['b'] - lam
-            ds, db = ds + hs[k].T @ off, db + off.sum(0)
-    return dw, ds, db
+        part = slice(k, k + K)
+        of_w, of_s, h = window(s, w, h, xs[part], ys[part], k == 0, k + K == len(xs))
+        dw, ds = dw + of_w, jax.tree.map(np.add, ds, of_s)
+        w, s = w - rate * of_w, jax.tree.map(lambda p, g: p - rate * g, s, of_s)
+    return (w, s) if rate else (dw, ds)
 
 
 def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
@@ -104,20 +96,18 @@ def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
         )
     )
     (grads, found), *_ = run((params, given), state, xs, ys)
-    dw, ds, db = by_hand(given[name], params['w'], h, xs, ys)
-    assert_close(grads['w'], dw, 1e-10)
-    assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
+    assert_close((grads['w'], found[name]), by_hand(given[name], params['w'], h, xs, ys), 1e-10)
     # lanes that are reset between two windows owe nothing to each other
     flags = np.zeros((6, 3), bool)
     flags[2, 1] = True
     (grads, found), *_ = run((params, given), state, xs, ys, reset=(flags, 0 * h))
-    whole = [np.delete(a, 1, -2) for a in (h, xs, ys)]
-    apart = by_hand(given[name], params['w'], *whole)
-    late = by_hand(given[name], params['w'], np.zeros((1, 4)), xs[2:, 1:2], ys[2:, 1:2])
-    early = by_hand(given[name], params['w'], h[1:2], xs[:2, 1:2], ys[:2, 1:2])
-    dw, ds, db = (sum(parts) for parts in zip(apart, late, early, strict=True))
-    assert_close(grads['w'], dw, 1e-10)
-    assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
+    parts = [
+        [np.delete(a, 1, -2) for a in (h, xs, ys)],
+        [np.zeros((1, 4)), xs[2:, 1:2], ys[2:, 1:2]],
+        [h[1:2], xs[:2, 1:2], ys[:2, 1:2]],
+    ]
+    want = added([by_hand(given[name], params['w'], *part) for part in parts])
+    assert_close((grads['w'], found[name]), want, 1e-10)
 
 
 @pytest.mark.slow
@@ -132,21 +122,9 @@ def test_updates_along_a_sequence_move_the_synthesizer_too():
         loss, optimizer, K, 'sum', inside='exact', synthesizer=synthetic.apply
     )
     got, losses, *_ = quick(run)(learnt, optimizer.init(learnt), state, xs, ys)
-    w, s, hs = params['w'], jax.tree.map(np.asarray, learnt[1][name]), h
-    for k in range(0, 6, K):
-        ahead = [hs]
-        for x in xs[k : k + K]:
-            ahead.append(A * ahead[-1] + x @ w)
-        lam = ahead[-1] @ s['w'] + s['b'] if k + K < 6 else 0 * hs
-        dw = 0
-        for t in reversed(range(k, k + K)):
-            lam = lam + ys[t]
-            dw, lam = dw + xs[t].T @ lam, A * lam
-        off = (hs @ s['w'] + s['b'] - lam) * (k > 0)
-        w, s = w - 0.01 * dw, {'w': s['w'] - 0.01 * hs.T @ off, 'b': s['b'] - 0.01 * off.sum(0)}
-        hs = ahead[-1]
-    assert_close(got[0]['w'], w, 1e-10)
-    assert_close(got[1][name], s, 1e-10)
+    first = jax.tree.map(np.asarray, learnt[1][name])
+    want = by_hand(first, params['w'], h, xs, ys, 0.01)
+    assert_close((got[0]['w'], got[1][name]), want, 1e-10)
     assert losses.shape == (6,)
 
 
@@ -203,16 +181,17 @@ def test_a_synthetic_gradient_beside_a_trace_is_refused(options, found):
         learner.sequence_grad(lambda out, y: (y * out).sum(), **{**base, **options})
 
 
+TWICE = r'd_rtrl\(\).*twice.*rules.same_step\(\)'
+
+
 def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
     learner, params, h, xs, ys = linear_case()
     online = functional.online(learner.cell, rules.d_rtrl())
-    loss = lambda out, y: (y * out).sum()  # noqa: E731
-    for call in (
-        lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
-        lambda **options: online.sequence_grad(loss, K, keep_trace=False, **options),
-    ):
-        with pytest.raises(OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'):
-            call(inside='exact', synthesizer=len)
+    loss, options = lambda out, y: (y * out).sum(), {'inside': 'exact', 'synthesizer': len}
+    with pytest.raises(OptionError, match=TWICE):
+        online.sequence_update(loss, optax.sgd(0.1), K, **options)
+    with pytest.raises(OptionError, match=TWICE):
+        online.sequence_grad(loss, K, keep_trace=False, **options)
     options = {'window': K, 'inside': 'exact'}
     state = learner.init(params, h, xs[0])
     run = learner.sequence_grad(loss, synthesizer=lambda s, h: {'h': jnp.zeros(3)}, **options)

@@ -11,7 +11,7 @@ import pytest
 import braintrace
 from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close
-from tests.functional.test_lifetimes import left_of
+from tests.functional.test_purity import left_of
 
 from .networks import BATCH, INPUTS, UNITS, Net, compiled, data, loss_of, squared
 

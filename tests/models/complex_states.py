@@ -153,7 +153,3 @@ CASES = {
     'real_state': Case(real_state, only(*LRU[:5]) | {'z': LAM}, V, 1, None),
 }
 XS, YS = draw(T, B, I, seed=6), draw(T, B, O, seed=7)
-
-
-def loss(output, target):
-    return 0.5 * jnp.sum((output - target) ** 2)

@@ -141,47 +141,42 @@ CALLS = [
 # -- branches --------------------------------------------------------------------------------------
 
 
-def branches(ops, p, h, r, x):
-    return ops.cond(
-        flag(x),
-        lambda h, r: leaky(ops, p['one'], h, r, x),
-        lambda h, r: 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x)),
-        h,
-        r,
-    )
+def either(yes, no, pred=lambda h, x: flag(x)):
+    """Two transitions as the branches of a ``cond``."""
 
-
-def one_op_branch(taken):
     def transition(ops, p, h, r, x):
-        yes, no = (lambda h, r, of=of: of(ops, p, h, r, x) for of in (leaky, reset))
-        return ops.cond(taken(x), yes, no, h, r)
+        branches = [lambda h, r, of=of: of(ops, p, h, r, x) for of in (yes, no)]
+        return ops.cond(pred(h, x), *branches, h, r)
 
     return transition
 
 
+def first(ops, p, h, r, x):
+    return leaky(ops, p['one'], h, r, x)
+
+
+def second(ops, p, h, r, x):
+    return 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x))
+
+
+def fading(ops, p, h, r, x):
+    return 0.8 * h
+
+
+def half(ops, p, h, r, x):
+    return 0.5 * h
+
+
 def three_branches(ops, p, h, r, x):
     index = 1 * (x[0, 0] > -0.6) + 1 * (x[0, 0] > 0.6)
-    return ops.switch(
-        index,
-        [
-            lambda h, r: leaky(ops, p['one'], h, r, x),
-            lambda h, r: reset(ops, p, h, r, x),
-            lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x)),
-        ],
-        h,
-        r,
-    )
+    third = lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x))
+    branches = [lambda h, r, of=of: of(ops, p, h, r, x) for of in (first, reset)]
+    return ops.switch(index, [*branches, third], h, r)
 
 
-def same_weight(ops, p, h, r, x):
-    """The same weight in both branches, on other inputs."""
-    return ops.cond(
-        flag(x),
-        lambda h, r: leaky(ops, p, h, r, x),
-        lambda h, r: 0.5 * h + ops.tanh(drive(ops, p, 2.0 * r, x**2)),
-        h,
-        r,
-    )
+def on_other_inputs(ops, p, h, r, x):
+    """The same weight as that of the other branch."""
+    return 0.5 * h + ops.tanh(drive(ops, p, 2.0 * r, x**2))
 
 
 def refractory(ops, p, h, r, x):
@@ -190,26 +185,14 @@ def refractory(ops, p, h, r, x):
     ) + ops.tanh(drive(ops, p, r, x))
 
 
-def on_state(ops, p, h, r, x):
-    """The predicate is made of the old state."""
-    return ops.cond(
-        h.real.sum() > 0.0,
-        lambda h, r: leaky(ops, p, h, r, x),
-        lambda h, r: 1.1 * h - ops.sigmoid(drive(ops, p, r, x)),
-        h,
-        r,
-    )
+def growing(ops, p, h, r, x):
+    return 1.1 * h - ops.sigmoid(drive(ops, p, r, x))
 
 
 def drive_of_branches(ops, p, h, r, x):
     """The ops stand in branches, the state outside."""
-    y = ops.cond(
-        flag(x),
-        lambda z: ops.matmul(z, p['w']),
-        lambda z: ops.matmul(ops.tanh(z), p['v']),
-        ops.concatenate([x, r]),
-    )
-    return 0.8 * h + ops.tanh(y)
+    one, two = lambda z: ops.matmul(z, p['w']), lambda z: ops.matmul(ops.tanh(z), p['v'])
+    return 0.8 * h + ops.tanh(ops.cond(flag(x), one, two, ops.concatenate([x, r])))
 
 
 def nested_branches(ops, p, h, r, x):
@@ -228,23 +211,14 @@ def nested_branches(ops, p, h, r, x):
 def root_at_zero(ops, p, h, r, x):
     """Where it is not taken, the first branch has derivatives 0 * inf."""
     level = ops.where(flag(x), x[0, 0], 0.0)
-    return ops.cond(
-        flag(x),
-        lambda h, r: ops.sqrt(level * (h**2 + 1.0)) - 0.5 * leaky(ops, p, h, r, x),
-        lambda h, r: 0.7 * h + ops.tanh(drive(ops, p, r, x)),
-        h,
-        r,
-    )
+    root = lambda h, r: ops.sqrt(level * (h**2 + 1.0)) - 0.5 * leaky(ops, p, h, r, x)
+    return ops.cond(flag(x), root, lambda h, r: 0.7 * h + ops.tanh(drive(ops, p, r, x)), h, r)
 
 
 def log_of_negative(ops, p, h, r, x):
-    """Where it is not taken, the first branch, its op's input and its op's result are nan."""
-
-    def first(h, r):
-        scale = ops.log(x[0, 0])
-        return 0.3 * h * scale + ops.log(x[0, 0] + h**2) + ops.tanh(drive(ops, p, r, x * scale))
-
-    return ops.cond(flag(x), first, lambda h, r: 0.8 * h, h, r)
+    """Where it is not taken, this branch, its op's input and its op's result are nan."""
+    scale = ops.log(x[0, 0])
+    return 0.3 * h * scale + ops.log(x[0, 0] + h**2) + ops.tanh(drive(ops, p, r, x * scale))
 
 
 def nan_in_switch(ops, p, h, r, x):
@@ -269,9 +243,8 @@ def nan_in_switch(ops, p, h, r, x):
 def branch_readout(ops, p, c, x):
     """Readouts in branches, a plain one and an op, beside a state that no branch makes."""
     h = ops.new('h', leaky(ops, p, c['h'], ops.cut(c['h']), x))
-    return ops.cond(
-        flag(x), lambda h: ops.dot(h, p['out']), lambda h: ops.matmul(ops.tanh(h), p['out_op']), h
-    ), {'h': h}
+    plain, op = lambda h: ops.dot(h, p['out']), lambda h: ops.matmul(ops.tanh(h), p['out_op'])
+    return ops.cond(flag(x), plain, op, h), {'h': h}
 
 
 def state_and_output(ops, p, c, x):
@@ -306,21 +279,25 @@ def clockwork(ops, p, c, x):
     return ops.dot(a, p['out_a']) + ops.dot(b, p['out_b']), {'a': a, 'b': b}
 
 
+def all_halved(ops, p, h, r, x):
+    return {k: 0.5 * v for k, v in h.items()}
+
+
 TWO = {'one': GATE, 'two': GATE}
 MIXED_LANES = {'lanes': False}  # a flag is read from one lane for all
 
 BRANCHES = [
-    row('cond', branches, TWO, **MIXED_LANES),
-    row('cond_one_op', one_op_branch(flag), **MIXED_LANES),
-    row('cond_constant', one_op_branch(lambda x: True)),
-    row('cond_same_weight', same_weight, **MIXED_LANES),
+    row('cond', either(first, second), TWO, **MIXED_LANES),
+    row('cond_one_op', either(leaky, reset), **MIXED_LANES),
+    row('cond_constant', either(leaky, reset, lambda h, x: True)),
+    row('cond_same_weight', either(leaky, on_other_inputs), **MIXED_LANES),
     row('switch', three_branches, TWO, **MIXED_LANES),
     row('refractory', refractory, **MIXED_LANES),
-    row('cond_on_state', on_state, **MIXED_LANES),
+    row('cond_on_state', either(leaky, growing, lambda h, x: h.real.sum() > 0.0), **MIXED_LANES),
     row('cond_drive', drive_of_branches, {'w': W, 'v': W}, **MIXED_LANES),
     row('cond_nested', nested_branches, TWO, **MIXED_LANES),
     row('cond_root_at_zero', root_at_zero, **MIXED_LANES),
-    row('cond_log_of_negative', log_of_negative, **MIXED_LANES),
+    row('cond_log_of_negative', either(log_of_negative, fading), **MIXED_LANES),
     row('switch_nan', nan_in_switch, TWO, **MIXED_LANES),
     Model('cond_readout', branch_readout, GATE | OUT | {'out_op': READOUT}, **MIXED_LANES),
     Model('cond_output', state_and_output, TWO | OUT, **MIXED_LANES),
@@ -333,17 +310,7 @@ BRANCHES = [
         owner={'two': 1},
         **MIXED_LANES,
     ),
-    lstm_row(
-        'cond_lstm',
-        lambda ops, p, h, r, x: ops.cond(
-            flag(x),
-            lambda h, r: lstm_update(ops, p, h, r, x),
-            lambda h, r: {k: 0.5 * v for k, v in h.items()},
-            h,
-            r,
-        ),
-        **MIXED_LANES,
-    ),
+    lstm_row('cond_lstm', either(lstm_update, all_halved), **MIXED_LANES),
 ]
 
 MODELS = [*CALLS, *BRANCHES]

@@ -10,7 +10,10 @@ from tests.models.control_flow import (
     SMALL,
     checkpoint,
     drive,
+    either,
     flag,
+    half,
+    in_call,
     jit,
     leaky,
     lstm_row,
@@ -76,33 +79,17 @@ def integration(ops, p, h, r, x):
 
 def input_only(ops, p, h, r, x):
     """No op reads a state: the rule is exact."""
-    return ops.loop(
-        lambda h, _, x: (0.8 * h + ops.tanh(ops.matmul(x, p['w'], p['b'])) * ops.sigmoid(h), None),
-        h,
-        r,
-        turns(x),
-    )[0]
+    return 0.8 * h + ops.tanh(ops.matmul(x, p['w'], p['b'])) * ops.sigmoid(h)
 
 
 def inner_decay(ops, p, h, r, x):
-    def body(h, r, x):
-        decay = ops.element_wise(p['decay'], ops.sigmoid)
-        return decay * h + (1.0 - decay) * ops.matmul(x, p['w']), None
-
-    return ops.loop(body, h, r, turns(x))[0]
+    decay = ops.element_wise(p['decay'], ops.sigmoid)
+    return decay * h + (1.0 - decay) * ops.matmul(x, p['w'])
 
 
 def masked(ops, p, h, r, x):
     """The weight's function stands inside the loop."""
-    return ops.loop(
-        lambda h, r, x: (
-            0.8 * h + ops.tanh(ops.matmul(ops.concatenate([x, r]), ops.sin(p['w']) * MASK)),
-            None,
-        ),
-        h,
-        r,
-        turns(x),
-    )[0]
+    return 0.8 * h + ops.tanh(ops.matmul(ops.concatenate([x, r]), ops.sin(p['w']) * MASK))
 
 
 def weight_slices(ops, p, h, r, x):
@@ -126,26 +113,13 @@ def nested(ops, p, h, r, x):
     return ops.loop(outer, h, r, turns(x)[:2])[0]
 
 
-def cond_in_scan(ops, p, h, r, x):
-    def body(h, r, x):
-        return ops.cond(
-            x[0, 0] > 0.0, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r
-        ), None
-
-    return ops.loop(body, h, r, turns(x))[0]
-
-
-def scan_in_cond(ops, p, h, r, x):
-    return ops.cond(flag(x), lambda h, r: scan()(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r)
-
-
 def mixed_turns(mix):
     """Something mixing between the turns."""
+    return scan(lambda ops, p, h, r, x: 0.3 * mix(ops, r) + slow(ops, p, h, r, x))
 
-    def body(ops, p, h, r, x):
-        return 0.6 * h + 0.3 * mix(ops, r) + ops.tanh(drive(ops, p, r, x))
 
-    return scan(body)
+def slow(ops, p, h, r, x):
+    return 0.6 * h + ops.tanh(drive(ops, p, r, x))
 
 
 def scan_readout(ops, p, c, x):
@@ -221,25 +195,26 @@ LOOPS = [
     row('scan_of_checkpoint', scan(wrap=checkpoint), SMALL, **LOOPED),
     row('scan_unrolled_in_part', by_length, **LOOPED),
     row('scan_gru', scan(gru_update), {'z': SMALL, 's': SMALL, 'n': SMALL}, **LOOPED),
-    row('scan_masked', masked, {'w': (1 + N, N)}, **LOOPED),
+    row('scan_masked', scan(masked), {'w': (1 + N, N)}, **LOOPED),
     row('scan_weight_slices', weight_slices, {'w': (INNER, 1 + N, N), 'b': (INNER, N)}, **LOOPED),
     row('scan_nested', nested, {'one': SMALL, 'two': SMALL}, **LOOPED),
     row('scan_from_zero', from_zero, **LOOPED),
     row('scan_integration', integration),
-    row('scan_input_only', input_only, {'w': (1, N), 'b': (N,)}, exact=True),
-    row('scan_decay', inner_decay, {'w': (1, N), 'decay': (N,)}, exact=True),
+    row('scan_input_only', scan(input_only), {'w': (1, N), 'b': (N,)}, exact=True),
+    row('scan_decay', scan(inner_decay), {'w': (1, N), 'decay': (N,)}, exact=True),
     row('scan_mean', mixed_turns(lambda ops, r: ops.mean(r)), SMALL, **LOOPED),
     row('scan_dot', mixed_turns(lambda ops, r: ops.dot(r, COSINES)), SMALL, **LOOPED),
     row('scan_roll', mixed_turns(lambda ops, r: ops.roll(r, 1)), SMALL, **LOOPED),
     row('fori_loop', settle, **LOOPED),
-    row('cond_in_scan', cond_in_scan, SMALL, **LOOPED, **MIXED_LANES),
-    row('scan_in_cond', scan_in_cond, SMALL, **LOOPED, **MIXED_LANES),
     row(
-        'scan_in_checkpoint',
-        lambda ops, p, h, r, x: ops.checkpoint(lambda h, r: scan()(ops, p, h, r, x))(h, r),
+        'cond_in_scan',
+        scan(either(leaky, half, lambda h, x: x[0, 0] > 0.0)),
         SMALL,
         **LOOPED,
+        **MIXED_LANES,
     ),
+    row('scan_in_cond', either(scan(), half), SMALL, **LOOPED, **MIXED_LANES),
+    row('scan_in_checkpoint', in_call(checkpoint, of=scan()), SMALL, **LOOPED),
     Model('scan_readout', scan_readout, SMALL | OUT, **LOOPED),
     Model(
         'scan_spikes', scan_spikes, {'w': (1 + N, N)} | OUT, {'v': (B, N)}, smooth=False, **LOOPED

@@ -172,6 +172,25 @@ class Ops:
         return fn(*map(self._read, args))
 
 
+def _heaviside(v):
+    return (v > 0).astype(v.dtype)
+
+
+_spike_jvp = jax.custom_jvp(_heaviside)
+_spike_jvp.defjvp(
+    lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0])
+)
+
+_spike_vjp = jax.custom_vjp(_heaviside)
+_spike_vjp.defvjp(lambda v: (_heaviside(v), v), lambda v, g: (surrogate(v) * g,))
+
+_eased_jvp = jax.custom_jvp(lambda x: x)
+_eased_jvp.defjvp(lambda primals, tangents: (primals[0], EASE * tangents[0]))
+
+_eased_vjp = jax.custom_vjp(lambda x: x)
+_eased_vjp.defvjp(lambda x: (x, None), lambda _, g: (EASE * g,))
+
+
 class JaxOps(JaxFlow, Ops):
     """Reverse mode: a constant is a ``stop_gradient``."""
 
@@ -181,17 +200,8 @@ class JaxOps(JaxFlow, Ops):
     relu = staticmethod(jax.nn.relu)
     abs = staticmethod(jnp.abs)
 
-    def spike(self, v):
-        return _spike_jvp(v)
-
-    def spike_by_vjp(self, v):
-        return _spike_vjp(v)
-
-    def eased(self, x):
-        return _eased_jvp(x)
-
-    def eased_by_vjp(self, x):
-        return _eased_vjp(x)
+    spike, spike_by_vjp = staticmethod(_spike_jvp), staticmethod(_spike_vjp)
+    eased, eased_by_vjp = staticmethod(_eased_jvp), staticmethod(_eased_vjp)
 
     def put(self, x, index, value):
         return x.at[index].set(value)
@@ -282,22 +292,3 @@ def positive(x):
     leave there, counts as zero.
     """
     return np.real(x) > 1e-50
-
-
-def _heaviside(v):
-    return (v > 0).astype(v.dtype)
-
-
-_spike_jvp = jax.custom_jvp(_heaviside)
-_spike_jvp.defjvp(
-    lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0])
-)
-
-_spike_vjp = jax.custom_vjp(_heaviside)
-_spike_vjp.defvjp(lambda v: (_heaviside(v), v), lambda v, g: (surrogate(v) * g,))
-
-_eased_jvp = jax.custom_jvp(lambda x: x)
-_eased_jvp.defjvp(lambda primals, tangents: (primals[0], EASE * tangents[0]))
-
-_eased_vjp = jax.custom_vjp(lambda x: x)
-_eased_vjp.defvjp(lambda x: (x, None), lambda _, g: (EASE * g,))

@@ -11,11 +11,11 @@ import saiunit as u
 
 import braintrace
 from braintrace import nn, verify
+from tests.models.model import squared
 from tests.models.ops import _spike_jvp as by_jvp
 from tests.models.ops import _spike_vjp as by_vjp
 from tests.tiers import first, in_turn, nightly
 from tests.verify import asked
-from tests.verify.asked import squared
 
 STEPS, LANES = 12, 2
 DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.0), 'mixed': np.array([0.0, 0.2, 9.0])}
