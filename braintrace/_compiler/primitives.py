@@ -111,7 +111,7 @@ class Properties:
     control: Control | None = None
 
 
-class Table(dict[str, Properties]):
+class ByName(dict[str, Properties]):
     """What primitives do, by name; one without a row is told by its own derivative rule alone."""
 
     def __missing__(self, name: str) -> Properties:
@@ -375,7 +375,7 @@ ZEROS = {
     'put': 'dynamic_update_slice',
     'indexed': 'gather scatter scatter-add',
 }
-TABLE = Table(ROWS)
+TABLE = ByName(ROWS)
 TABLE.update(
     (name, replace(ROWS[name], zeros=kind))
     for kind, names in ZEROS.items()

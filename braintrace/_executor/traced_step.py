@@ -216,10 +216,23 @@ class Blocks:
             sums = [reduce(operator.add, new, old) for new, old in zip(totals, sums)]
             return (state, sums), [env[v] for v in stored]
 
-        # the first block has nothing to be added to
-        (state, sums), pieces = _scanned(block, (state, zeros), (at, counts), length, size)
+        # whole blocks in a loop, then the steps that are left; the first block adds to zeros
+        carry, xs, pieces = (state, zeros), (at, counts), []
+        whole, rest = divmod(length, size)
+        if whole == 1:
+            carry, got = block(carry, jax.tree.map(lambda a: a[:size], xs))
+            pieces.append(got)
+        else:
+            parts = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), xs)
+            carry, got = jax.lax.scan(block, carry, parts)
+            pieces.append([a.reshape(whole * size, *a.shape[2:]) for a in got])
+        if rest:
+            carry, got = block(carry, jax.tree.map(lambda a: a[whole * size :], xs))
+            pieces.append(got)
+        state, sums = carry
         rows = dict(zip(self.parts.inputs, at, strict=True))
-        rows |= dict(zip(stored, pieces, strict=True))
+        for v, *each in zip(stored, *pieces, strict=True):
+            rows[v] = each[0] if len(each) == 1 else jnp.concatenate(each)
         return state, sums, {v: rows[v] for v in self.parts.rows}
 
     def _block(self, state: list, at: list, length: int) -> tuple[list, ChainMap]:
@@ -256,26 +269,24 @@ class Blocks:
         """The targets for all steps of a block, which ``env`` then holds."""
         varying = [v for v in targets if self.parts.varies(v)]
         equations = self.parts.needed(varying, env.maps[0])
-        for map_run, run in itertools.groupby(equations, self._way):
-            map_run(list(run), env)
+        # runs of equations that are evaluated in one way
+        for way, run in itertools.groupby(equations, self._way):
+            if way is None:
+                self._convolve(run, env)
+            else:
+                self._map_run(list(run), env, way)
 
-    def _way(self, eqn) -> Callable:
-        """How an equation is evaluated for all steps."""
+    def _way(self, eqn) -> Callable | None:
+        """What maps an equation over time; None for a convolution whose batch is time."""
         if keeps_its_order(eqn):
-            return self._one_by_one
+            return one_by_one
         shared = jax.device_count() > 1 and eqn.primitive.name == 'conv_general_dilated'
         if shared and eqn.params['batch_group_count'] == 1:
             x, kernel = map(self.parts.varies, eqn.invars)
-            return self._convolve if x and not kernel else self._at_once
-        return self._at_once
+            return None if x and not kernel else jax.vmap
+        return jax.vmap
 
-    def _at_once(self, equations: list, env: ChainMap) -> None:
-        self._map_run(equations, env, jax.vmap)
-
-    def _one_by_one(self, equations: list, env: ChainMap) -> None:
-        self._map_run(equations, env, lambda step: partial(jax.lax.map, step))
-
-    def _convolve(self, equations: list, env: ChainMap) -> None:
+    def _convolve(self, equations: Iterable, env: ChainMap) -> None:
         """Convolutions whose batch is time, mapped over the lanes. Mapped over time, JAX folds it
         in front of the lanes, and devices that share these would gather the whole input.
         """
@@ -306,30 +317,16 @@ class Blocks:
         env.update(zip(made, outs, strict=True))
 
 
+def one_by_one(step: Callable) -> Callable:
+    """A step of each time, one after the other."""
+    return partial(jax.lax.map, step)
+
+
 def _repeats(eqn) -> bool:
     """Whether an equation makes several numbers of each that it reads."""
     (new,) = eqn.outvars[:1]
     grows = eqn.primitive.name == 'broadcast_in_dim' and new.aval.size > eqn.invars[0].aval.size
     return grows and not eqn.effects
-
-
-def _scanned(block: Callable, carry, xs, length: int, size: int):
-    """``block`` over parts of ``size`` steps, and over those that are left."""
-    whole, rest = divmod(length, size)
-    pieces = []
-    if whole == 1:
-        carry, got = block(carry, jax.tree.map(lambda a: a[:size], xs))
-        pieces.append(got)
-    else:
-        parts = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), xs)
-        carry, got = jax.lax.scan(block, carry, parts)
-        pieces.append(jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), got))
-    if rest:
-        carry, got = block(carry, jax.tree.map(lambda a: a[whole * size :], xs))
-        pieces.append(got)
-    return carry, pieces[0] if len(pieces) == 1 else jax.tree.map(
-        lambda *each: jnp.concatenate(each), *pieces
-    )
 
 
 def most_steps(bytes_of_one: int) -> int:

@@ -673,21 +673,21 @@ def _parameter_path(states: Mapping, param) -> str:
 
 
 def _traces_of(graph: ETraceGraph, trace: Trace, t: jax.Array, parameter: str) -> dict:
-    """``(relation, group) -> slots`` of the relations that hold a parameter or a part of it."""
-    found = {}
-    for rel in graph.hidden_param_op_relations:
-        paths = [path for several in rel.paths.values() for path in several]
-        if any(path == parameter or path.startswith(parameter + '/') for path in paths):
-            for group, slots in trace.get(rel.key, {}).items():
-                found[rel.key, group] = {name: _as_numbers(e, t) for name, e in slots.items()}
-    return found
-
-
-def _as_numbers(slot, t: jax.Array):
-    """A slot as numbers, zero where a lane has no past; separate states go to a last axis."""
+    """``(relation, group) -> slots`` of the relations that hold a parameter or a part of it: as
+    numbers, zero where a lane has no past; separate states go to a last axis.
+    """
 
     def leaf(e):
         flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
         return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), read(e), 0)
 
-    return jnp.stack([leaf(e) for e in slot], -1) if isinstance(slot, tuple) else leaf(slot)
+    def numbers(slot):
+        return jnp.stack([leaf(e) for e in slot], -1) if isinstance(slot, tuple) else leaf(slot)
+
+    found = {}
+    for rel in graph.hidden_param_op_relations:
+        paths = [path for several in rel.paths.values() for path in several]
+        if any(path == parameter or path.startswith(parameter + '/') for path in paths):
+            for group, slots in trace.get(rel.key, {}).items():
+                found[rel.key, group] = {name: numbers(e) for name, e in slots.items()}
+    return found

@@ -290,7 +290,17 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arra
     check_choice('reduction', options.along.reduction, REDUCTIONS)
     check_choice('has_aux', options.has_aux, (True, False))
     check_progress(options.progress)
-    _check_step_fn(given.step_fn, bound.owner)
+    step_fn = given.step_fn
+    if not callable(step_fn):
+        raise OptionError(
+            f"step_fn is {step_fn!r}; give a function of one step's slices that calls the "
+            'learner once.'
+        )
+    if step_fn is bound.owner:
+        raise StepFunctionError(
+            'step_fn is the learner; give a function that computes a loss from its output, '
+            'such as `lambda x, target: jnp.mean((learner(x) - target) ** 2)`.'
+        )
     length = length_of(*given.sequences)
     sequences = jax.tree.map(jnp.asarray, given.sequences)
     mask = None if given.mask is None else check_mask(given.mask, length)
@@ -310,19 +320,6 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arra
             f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
         )
     return Arrays(sequences, mask, flags), dict(weights)
-
-
-def _check_step_fn(step_fn, learner) -> None:
-    if not callable(step_fn):
-        raise OptionError(
-            f"step_fn is {step_fn!r}; give a function of one step's slices that calls the "
-            'learner once.'
-        )
-    if step_fn is learner:
-        raise StepFunctionError(
-            'step_fn is the learner; give a function that computes a loss from its output, '
-            'such as `lambda x, target: jnp.mean((learner(x) - target) ** 2)`.'
-        )
 
 
 def _program(

@@ -61,19 +61,16 @@ class Bound:
                 self.programs.popitem(last=False)
         self.programs.move_to_end(key)
         if new and of:
-            self._tell_of_functions_made_anew(of, like)
+            # warn at the third program of functions that the same lines made
+            made = lines_of(of)
+            same = [each for each in self.programs if each[1] == like and lines_of(each[0]) == made]
+            if len(same) == MANY:
+                tell(
+                    f'{type(self.owner).__name__} compiles for the third time for the same shapes '
+                    'and options: step_fn or the optimizer is a new object at each call. Define '
+                    'both once, outside of the loop.'
+                )
         return self.programs[key]
-
-    def _tell_of_functions_made_anew(self, of: tuple, like: Hashable) -> None:
-        """Warn at the third program of functions that the same lines made."""
-        made = lines_of(of)
-        same = [key for key in self.programs if key[1] == like and lines_of(key[0]) == made]
-        if len(same) == MANY:
-            tell(
-                f'{type(self.owner).__name__} compiles for the third time for the same shapes and '
-                'options: step_fn or the optimizer is a new object at each call. Define both once, '
-                'outside of the loop.'
-            )
 
     def delay(self, write_every, update_every) -> int:
         """``choose_delay``, asked once: the rule traces each op to answer."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import (
-    Coordinates,
-    Diagnostic,
     ETraceGraph,
     Groups,
-    HiddenGroup,
-    Relation,
     kind_of,
     members,
     readers,
@@ -106,7 +102,13 @@ def cut_rows(graph: ETraceGraph) -> tuple[CutRow, ...]:
     for i, reached in sorted(graph.recurrent.items()):
         reading = reads.pop(('', (i,), ()), 0)
         if reading or i in mixing:
-            row = _cut_row(graph, i, mixing)
+            op = graph.op_at.get(i)
+            if op is not None:
+                why = kind_of('cut').meaning
+                row = CutRow(op_text(op), why, (), (), op.where, op.primitive.name, op.key)
+            else:
+                d = mixing[i]
+                row = CutRow(chain_text(graph, d), d.row.meaning, (), (), d.location)
             before = found.get(row, (0, 0))
             found[row] = before[0] | reading, before[1] | reached
     for (reason, _, states), groups in reads.items():
@@ -121,16 +123,6 @@ def cut_rows(graph: ETraceGraph) -> tuple[CutRow, ...]:
         dataclasses.replace(row, reads=names(reading), reaches=names(reached))
         for row, (reading, reached) in found.items()
     )
-
-
-def _cut_row(graph: ETraceGraph, i: int, mixing: Mapping[int, Diagnostic]) -> CutRow:
-    """The row of one equation, yet without the groups."""
-    op = graph.op_at.get(i)
-    if op is not None:
-        why = kind_of('cut').meaning
-        return CutRow(op_text(op), why, (), (), op.where, op.primitive.name, op.key)
-    found = mixing[i]
-    return CutRow(chain_text(graph, found), found.row.meaning, (), (), found.location)
 
 
 def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ...]:
@@ -161,9 +153,28 @@ def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
 
 
 def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...]:
+    relations = graph.hidden_param_op_relations
     trace = once = _trace_shapes(graph, rule)
-    if any(rel.op.repeats for rel in graph.hidden_param_op_relations):
-        once = _trace_shapes(_without_loops(graph), rule)
+    if any(rel.op.repeats for rel in relations):
+        # as if no op stood in a loop: these traces lack the leading axes of loops
+        flat = (
+            dataclasses.replace(rel, op=dataclasses.replace(rel.op, repeats=()))
+            for rel in relations
+        )
+        plain = dataclasses.replace(graph, hidden_param_op_relations=tuple(flat))
+        once = _trace_shapes(plain, rule)
+    rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
+    for rel, group, _, laned in graph.pairs:
+        for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
+            # an array, or a tuple of one for each state
+            first, *_ = jax.tree.leaves(arrays)
+            shape = (*first.shape, len(arrays)) if isinstance(arrays, tuple) else first.shape
+            size = math.prod(shape) * first.dtype.itemsize
+            # behind the axes of loops stands the batch, if the trace has lanes
+            axis = first.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
+            batch = axis if laned and first.shape[axis : axis + 1] == (graph.lanes,) else None
+            dtype = str(held_dtype(first.dtype))
+            rows[rel.key].append(TraceRow(group.name, slot, tuple(shape), dtype, size, batch))
     return tuple(
         RelationRow(
             rel.key,
@@ -171,10 +182,10 @@ def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...
             dict(rel.paths),
             tuple(group.name for group in rel.groups),
             rel.op.repeats,
-            tuple(_trace_rows(graph, rel, trace.get(rel.key, {}), once.get(rel.key, {}))),
+            tuple(rows[rel.key]),
             rel.op.where,
         )
-        for rel in graph.hidden_param_op_relations
+        for rel in relations
     )
 
 
@@ -188,36 +199,6 @@ def _trace_shapes(graph: ETraceGraph, rule: KnownRule) -> dict:
         return jax.eval_shape(lambda: rule.init(graph))
 
 
-def _without_loops(graph: ETraceGraph) -> ETraceGraph:
-    """The graph as if no op stood in a loop: traces lack the leading axes of loops."""
-    relations = tuple(
-        dataclasses.replace(rel, op=dataclasses.replace(rel.op, repeats=()))
-        for rel in graph.hidden_param_op_relations
-    )
-    return dataclasses.replace(graph, hidden_param_op_relations=relations)
-
-
-def _trace_rows(graph: ETraceGraph, rel: Relation, trace: dict, once: dict) -> Iterator[TraceRow]:
-    for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-        for slot, arrays in trace.get(group.name, {}).items():
-            without_loops = jax.tree.leaves(once[group.name][slot])[0].ndim
-            yield _trace_row(graph, group, coords, slot, arrays, without_loops)
-
-
-def _trace_row(
-    graph: ETraceGraph, group: HiddenGroup, coords: Coordinates, slot: str, arrays, ndim: int
-) -> TraceRow:
-    """``arrays``: one, or a tuple of one for each state; ``ndim``: their axes without loops."""
-    first, *_ = jax.tree.leaves(arrays)
-    shape = (*first.shape, len(arrays)) if isinstance(arrays, tuple) else tuple(first.shape)
-    size = math.prod(shape) * first.dtype.itemsize
-    # behind the axes of loops stands the batch, if the trace has lanes
-    axis, lanes = first.ndim - ndim, graph.lanes_of(group)
-    laned = coords.has_lanes(lanes) and first.shape[axis : axis + 1] == (lanes,)
-    dtype = str(held_dtype(first.dtype))
-    return TraceRow(group.name, slot, shape, dtype, size, axis if laned else None)
-
-
 # ---- parameters ----
 
 
@@ -227,7 +208,11 @@ def parameter_rows(
     relations: Sequence[RelationRow],
     rule: KnownRule,
 ) -> tuple[ParameterRow, ...]:
-    rows, gates = [], _gates(graph)
+    rows, program = [], graph.program
+    # the parameters of ops that read a hidden state, as the reset gate of a GRU does
+    cut = {i for found in graph.found('cut') for i in found.equations}
+    of_cut_ops = (op.parameters.values() for op in graph.ops if op.equation in cut)
+    gates = {program.param_names[i] for several in of_cut_ops for each in several for i in each}
     routes = {d.path: d for d in graph.findings if d.row.route}
     lacks = {d.path: LeftOut('rule', d.reason) for d in graph.found('rule')}
     for path, value in zip(graph.program.param_names, graph.program.params, strict=True):
@@ -248,6 +233,7 @@ def parameter_rows(
         carried = rule.remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change
+        first_use = (program.equations[i].where for i, _ in readers(program, value))
         meaning, advice = routes[path].row.meaning, routes[path].row.advice
         if route.kind == 'trace' and not rule.remembers:
             meaning, advice = FORGETS
@@ -262,7 +248,7 @@ def parameter_rows(
                 GATE if route.reason == 'weight_then_weight' and path in gates else advice,
                 history,
                 tuple(dict.fromkeys(lost)),
-                route.location or _first_use(graph, value),
+                route.location or next(first_use, ''),
             )
         )
     return tuple(rows)
@@ -285,19 +271,3 @@ def _lost_uses(graph: ETraceGraph, path: str) -> Iterator[LeftOut]:
     for found in graph.found('lost-relation', 'nonlinear-rule'):
         if found.path == path or not traced.isdisjoint(found.equations):
             yield LeftOut('lost', placed(message(graph, found), found.location))
-
-
-def _gates(graph: ETraceGraph) -> set[str]:
-    """The parameters of ops that read a hidden state, as the reset gate of a GRU does."""
-    cut = {i for found in graph.found('cut') for i in found.equations}
-    return {
-        graph.program.param_names[i]
-        for op in graph.ops
-        if op.equation in cut
-        for behind in op.parameters.values()
-        for i in behind
-    }
-
-
-def _first_use(graph: ETraceGraph, value: int) -> str:
-    return next((graph.program.equations[i].where for i, _ in readers(graph.program, value)), '')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from .._compiler import ETraceGraph, OpUse, path_name, reach
+from .._compiler import ETraceGraph, path_name, reach
 from .._tables import Table
 from ..errors import OptionError
 from .rows import (
@@ -175,15 +175,7 @@ def _leaves(graph: ETraceGraph, path: str | tuple) -> list[str]:
         return [n for n in names if n == ends[0]] or _below(names, ends[0])
     if ends:
         raise OptionError(f'{wanted!r} is the end of {ends}; give more of one.')
-    raise OptionError(_unknown(graph, wanted, nodes))
-
-
-def _below(names: Sequence[str], node: str) -> list[str]:
-    return [n for n in names if n.startswith(f'{node}/')]
-
-
-def _unknown(graph: ETraceGraph, wanted: str, nodes: Sequence[str]) -> str:
-    """No parameter has this path; it may be a constant weight."""
+    # no parameter has this path; it may be a constant weight
     near = difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.0)
     what = (
         f'{wanted!r} is no parameter of the step; nearest are {near}.'
@@ -195,7 +187,11 @@ def _unknown(graph: ETraceGraph, wanted: str, nodes: Sequence[str]) -> str:
         for found in graph.diagnostics
         if found.kind == 'constant-weight'
     )
-    return ' '.join([what, *constants])
+    raise OptionError(' '.join([what, *constants]))
+
+
+def _below(names: Sequence[str], node: str) -> list[str]:
+    return [n for n in names if n.startswith(f'{node}/')]
 
 
 def _paragraph(report: ReportData, row: ParameterRow) -> str:
@@ -213,29 +209,26 @@ def _paragraph(report: ReportData, row: ParameterRow) -> str:
     parts += [] if uses or not row.location else [f'It is used at {row.location}.']
     # its trace, or the ops that keep it from having one
     parts += _traces(report, row)
+    ops = graph.op_at
     for op, _ in uses if row.reason == 'weight_then_weight' else ():
-        ways = _next_ops(graph, op)
+        behind = reach(graph.program, op.y, ops)
+        met = {i for v in behind for i in graph.program.consumers.get(v, ()) if i in ops}
+        ways = ', '.join(f'{op_text(ops[i])} [{ops[i].where}]' for i in sorted(met))
         parts += [f'{op_text(op)} leads to {ways}.'] if ways else []
-    # the loss, and what to change
-    parts += _verdict(row)
-    return ' '.join([*parts, *([row.advice] if row.advice else [])])
-
-
-def _verdict(row: ParameterRow) -> list[str]:
-    """The losses, and what would change that."""
+    # the losses, and what would change that
     if row.history == 'whole':
-        return ['Nothing is left out.']
-    if row.history != 'part':
-        return []
-    kinds = {left.kind for left in row.left_out}
-    parts = [f'Left out: {"; ".join(map(str, row.left_out))}.']
-    if 'cut' in kinds:
-        parts.append('To lose nothing there, let each unit read only itself from step to step.')
-    if 'use' in kinds:
-        parts.append(
-            'Apply every use of it with a braintrace op whose result reaches the state directly.'
-        )
-    return parts
+        parts.append('Nothing is left out.')
+    elif row.history == 'part':
+        kinds = {left.kind for left in row.left_out}
+        parts.append(f'Left out: {"; ".join(map(str, row.left_out))}.')
+        if 'cut' in kinds:
+            parts.append('To lose nothing there, let each unit read only itself from step to step.')
+        if 'use' in kinds:
+            parts.append(
+                'Apply every use of it with a braintrace op whose result reaches the state '
+                'directly.'
+            )
+    return ' '.join([*parts, *([row.advice] if row.advice else [])])
 
 
 def _traces(report: ReportData, row: ParameterRow) -> list[str]:
@@ -258,10 +251,3 @@ def _traces(report: ReportData, row: ParameterRow) -> list[str]:
 def _group(row: GroupRow) -> str:
     made = f' (of which {", ".join(row.derived)} is made)' if row.derived else ''
     return f'hidden group {row.name}{made}'
-
-
-def _next_ops(graph: ETraceGraph, op: OpUse) -> str:
-    """The ops that an op's result meets first."""
-    program, ops = graph.program, graph.op_at
-    read = {i for v in reach(program, op.y, ops) for i in program.consumers.get(v, ()) if i in ops}
-    return ', '.join(f'{op_text(ops[i])} [{ops[i].where}]' for i in sorted(read))

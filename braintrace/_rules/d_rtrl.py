@@ -338,7 +338,9 @@ def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
 def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, dict]:
     """The changes of every entry by these steps; what is gathered for them is made once."""
     changes = by_pair(graph, pending.change)
-    factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
+    # what is multiplied with numbers of an entry one by one; many rows are contracted instead
+    few = lambda c: {'p': c.p, 'q': c.q} if c.rows <= SHORT else {'p': c.p}  # noqa: E731
+    factors = by_pair(graph, lambda pair: tuple(map(few, pair.of(changes))))
     factors = gathered_once(graph, t >= 0, factors)
 
     def one(pair: Pair) -> tuple[Change, ...]:
@@ -346,12 +348,6 @@ def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, di
         return tuple(change._replace(**of_entry) for change, of_entry in each)
 
     return by_pair(graph, one)
-
-
-def _factors(change: Change) -> dict:
-    """What is multiplied with numbers of an entry one by one; many rows are contracted instead."""
-    few = change.rows <= SHORT
-    return {'p': change.p, 'q': change.q} if few else {'p': change.p}
 
 
 def _bytes(trace) -> int:

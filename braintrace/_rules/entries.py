@@ -121,18 +121,14 @@ def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Ve
     weights = finite(op, weights)
     if op.repeats:
         return accumulate(op, coords, x, df, weights)
-    rule = _instant_rule(op, coords)
-    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
-
-
-def _instant_rule(op: OpUse, coords: Coordinates) -> Callable:
-    """``fn(x, d, weights)``: one step's entry."""
     root = op.primitive.root
     slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
-    if op.primitive.structure:  # its parameters are arrays
-        return _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
-    params = tuple(op.params.items())
-    return _traced_once(op.primitive, slot, root.rule(slot), params, coords.layout)
+    if op.primitive.structure:  # its parameters are arrays, and no key
+        rule = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
+    else:
+        params = tuple(op.params.items())
+        rule = _traced_once(op.primitive, slot, root.rule(slot), params, coords.layout)
+    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
 
 
 @functools.lru_cache(maxsize=256)
@@ -430,7 +426,9 @@ def renewed(
         return accumulate(op, coords, change.x, change.q, weights)
 
     def of_one_lane(change):
-        return _of_one_lane(op, change, weights)
+        # the sum over rows in one contraction
+        made = lambda d: op_gradient(op, change.x, d, weights)  # noqa: E731
+        return jax.tree.map(lambda e: e[None], _each(op, made, change.q))
 
     def all_at_once(entry, order=None):
         here = old._replace(entry=entry)
@@ -497,16 +495,6 @@ def renewed_if(
     flag = jnp.ones((), bool) if always else flag
     operands = flag, changes, old.entry, old.alive
     return _jax.platform_dependent(*operands, default=default, **writers)
-
-
-def _of_one_lane(op: OpUse, change: Change, weights: Entry) -> Vector:
-    """The sum over rows of a change of one lane, in one contraction."""
-
-    def made(d):
-        return op_gradient(op, change.x, d, weights)
-
-    of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
-    return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
 
 
 def _order(changes: Changes) -> list[int] | None:

@@ -340,7 +340,8 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     # What a step sends is made in the loop, or of the states after every step where these are
     # smaller: a second pass reads them then, all steps at once.
     like = jax.eval_shape(sent, end, *jax.tree.map(lambda a: a[0], rows))
-    late = keep and 2 * _whole(graph, end) <= _size((like.delta, like.q))
+    made = sum(a.size for a in jax.tree.leaves((like.delta, like.q)))
+    late = keep and 2 * _whole(graph, end) <= made
 
     def back(carry, at):
         (after, sums), (row, later, reset, is_last) = carry, at
@@ -428,10 +429,6 @@ def _before(graph: ETraceGraph, after: _State, step: tuple, resets: tuple, is_la
     if reset is not None:  # nothing crosses a reset, in either direction
         lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
     return _State(lam, p)
-
-
-def _size(tree) -> int:
-    return sum(a.size for a in jax.tree.leaves(tree))
 
 
 def _whole(graph: ETraceGraph, end: _State) -> int:

@@ -104,15 +104,17 @@ class Rule(ABC):
     @final
     def __repr__(self) -> str:
         """The call of ``braintrace.rules`` that makes it; a saved learner has it."""
+        # a dtype is written by its name
+        text = lambda value: repr(value.name if isinstance(value, np.dtype) else value)  # noqa: E731
         shown = [
-            repr(value) if f.default is MISSING else f'{f.name}={_literal(value)}'
+            repr(value) if f.default is MISSING else f'{f.name}={text(value)}'
             for f in fields(self)
             if f.name != 'view' and (value := getattr(self, f.name)) != f.default
         ]
         shown += [f'scope={self.view.scope!r}'] if self.view.scope != 'position' else []
-        text = f'{self.made_by or type(self).__name__}({", ".join(shown)})'
-        text += f'.filtered({self.view.kappa!r})' if self.view.kappa else ''
-        return f'{text}.with_feedback({self.view.feedback!r})' if self.view.feedback else text
+        call = f'{self.made_by or type(self).__name__}({", ".join(shown)})'
+        call += f'.filtered({self.view.kappa!r})' if self.view.kappa else ''
+        return f'{call}.with_feedback({self.view.feedback!r})' if self.view.feedback else call
 
     @property
     @abstractmethod
@@ -237,11 +239,6 @@ class Rule(ABC):
         """The number of updates, ``every`` steps apart, that share one write of the trace: as
         asked, or the best one for its size.
         """
-
-
-def _literal(value: Any) -> str:
-    """A value as it is written in a call: a dtype by its name."""
-    return repr(value.name if isinstance(value, np.dtype) else value)
 
 
 class WritesAtOnce(Rule):

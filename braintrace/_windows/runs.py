@@ -539,7 +539,10 @@ class Run:
             reset = None if part.flags is None else part.flags[0]
             start = Start(ts[0], reset)
             ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
-            steps = Steps((d, df), partial(_without_signals, self.graph))
+            # a window opens to the factors of each step, and to no signals
+            groups = self.graph.hidden_groups
+            none = Signals({}, {g.name: (None,) * g.num_state for g in groups}, {})
+            steps = Steps((d, df), lambda row: (*row, none))
             window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
@@ -584,11 +587,6 @@ class Run:
             return now
         trace = self.rule.close(network, now.trace, pending, now.t, read.ops)
         return now._replace(trace=trace)
-
-
-def _without_signals(graph: ETraceGraph, row) -> tuple:
-    """The factors of a step, as a window opens them, and no signals."""
-    return *row, Signals({}, {g.name: (None,) * g.num_state for g in graph.hidden_groups}, {})
 
 
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:

@@ -66,7 +66,11 @@ def in_automatic_axes(run: Callable, types: Callable) -> Callable:
 def _refuse_explicit(args: tuple) -> None:
     """Refuse arrays whose types name a mesh, outside of it: there JAX types no result for them."""
     arrays = (a for a in jax.tree.leaves(args) if isinstance(a, jax.Array))
-    meshes = (jax.typeof(a).sharding.mesh for a in arrays if not _is_on_one_device(a))
+    single = jax.sharding.SingleDeviceSharding
+    several = (
+        a for a in arrays if isinstance(a, _jax.Tracer) or not isinstance(a.sharding, single)
+    )
+    meshes = (jax.typeof(a).sharding.mesh for a in several)
     mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
     if mesh is not None:
         raise StructureError(
@@ -74,12 +78,6 @@ def _refuse_explicit(args: tuple) -> None:
             'outside of it. Run it inside of `with jax.set_mesh(mesh):`, or make the mesh with '
             '`axis_types=(jax.sharding.AxisType.Auto,) * len(names)`.'
         )
-
-
-def _is_on_one_device(a: jax.Array) -> bool:
-    return not isinstance(a, _jax.Tracer) and isinstance(
-        a.sharding, jax.sharding.SingleDeviceSharding
-    )
 
 
 def _sharding_of(leaf):

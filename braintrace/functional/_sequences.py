@@ -399,20 +399,14 @@ def _step_of(compiled: Compiled, loss: Callable) -> Callable:
     def step(cell, params, world, x, y, sound=None):
         inputs = jax.tree.leaves(as_inputs(x))
         outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
-        if sound is not None:
-            outputs = [_without_error(out, sound) for out in outputs]
+        for k, out in enumerate(outputs):  # constants in the lanes that are not sound
+            if sound is not None and out.shape[: sound.ndim] == sound.shape and is_inexact(out):
+                flags = sound.reshape(*sound.shape, *[1] * (out.ndim - sound.ndim))
+                outputs[k] = jnp.where(flags, out, jax.lax.stop_gradient(out))
         outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
         return (loss(outputs, y), None), (carry, ())
 
     return step
-
-
-def _without_error(output: jax.Array, sound: jax.Array):
-    """An output of a step, a constant in the lanes that are not ``sound``."""
-    if output.shape[: sound.ndim] != sound.shape or not is_inexact(output):
-        return output
-    sound = sound.reshape(*sound.shape, *[1] * (output.ndim - sound.ndim))
-    return jnp.where(sound, output, jax.lax.stop_gradient(output))
 
 
 def _resets(reset, state: OnlineState, length: int):
