@@ -253,30 +253,22 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
         if seed is not None and 'seed' in own:
             options['seed'] = seed
         try:
-            inspect.signature(cls).bind(*args, **_without_refused(cls, options))
+            # the class refuses some options by an error of its own
+            refused = getattr(cls.__init__, 'refused', ())
+            asked = {name: value for name, value in options.items() if name not in refused}
+            inspect.signature(cls).bind(*args, **asked)
         except TypeError as e:
+            known = own.union(inspect.signature(compile).parameters) - {'options'}
+            meant = next((did_you_mean(name, known) for name in options if name not in own), '')
             raise OptionError(
                 f'options {options} do not fit {cls.__name__}, which takes '
-                f'{sorted(own - {"model", "rule"})}: {e}.'
-                f'{instead_of_arguments(options) or _meant(options, own)}'
+                f'{sorted(own - {"model", "rule"})}: {e}.{instead_of_arguments(options) or meant}'
             ) from e
         return cls(*args, **options)
     raise OptionError(
         f'rule is {_described(rule)}; give a value of braintrace.rules, one of the names {NAMES}, '
         'a learner class, or None. The order is `compile(model, rule, *inputs)`.'
     )
-
-
-def _meant(options: dict, own: frozenset) -> str:
-    """What the first unknown option may be meant to be."""
-    known = own.union(inspect.signature(compile).parameters) - {'options'}
-    return next((did_you_mean(name, known) for name in options if name not in own), '')
-
-
-def _without_refused(cls, options: dict) -> dict:
-    """Options that the class does not refuse by an error of its own."""
-    refused = getattr(cls.__init__, 'refused', ())
-    return {name: value for name, value in options.items() if name not in refused}
 
 
 def learner_named(rule: str) -> type[ETraceLearner]:

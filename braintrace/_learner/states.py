@@ -271,7 +271,12 @@ class ModelStates:
         self.model, self.dt = model, brainstate.environ.get('dt', default=None)
         self._tree = Tree(model)
         found = self.lookup()
-        _check_initialised(found)
+        for path, state in found.items():
+            if state.value is None:
+                raise CompileError(
+                    f'state {path_name(path)} is not initialised. Call '
+                    'brainstate.nn.init_all_states(model) first.'
+                )
         try:
             touched = discover(lambda *x: model(*x), *inputs)
         except AttributeError as e:
@@ -346,15 +351,6 @@ class ModelStates:
             return outputs, new
 
         return run
-
-
-def _check_initialised(found: dict[Path, brainstate.State]) -> None:
-    for path, state in found.items():
-        if state.value is None:
-            raise CompileError(
-                f'state {path_name(path)} is not initialised. Call '
-                'brainstate.nn.init_all_states(model) first.'
-            )
 
 
 def _check_trees(old: dict, new: dict) -> None:

@@ -212,19 +212,17 @@ class Notices:
             return lambda results: results
         again = self.called_in is not None and self.called_in() is function
         self.called_in = weakref.ref(function)
-        text = TWICE if again else self._of_old_states(states, function)
+        # hidden states that the function has read, and not written, before this call
+        touched = zip(function.states, function.been_writen, strict=True)
+        old = {state for state, written in touched if not written}
+        found = states.lookup() if old and not again else {}
+        names = [path_name(p) for p in states.hidden if p in found and found[p] in old]
+        text = TWICE if again else OLD.format(names=', '.join(names)) if names else ''
         return (
             partial(_told, self, text)
             if text and text not in self.given
             else lambda results: results
         )
-
-    def _of_old_states(self, states: ModelStates, function: brainstate.StateTraceStack) -> str:
-        touched = zip(function.states, function.been_writen, strict=True)
-        read = {state for state, written in touched if not written}
-        found = states.lookup() if read else {}
-        names = [path_name(p) for p in states.hidden if p in found and found[p] in read]
-        return OLD.format(names=', '.join(names)) if names else ''
 
     def give(self, text: str) -> None:
         if text not in self.given:

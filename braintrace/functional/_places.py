@@ -66,11 +66,9 @@ def in_automatic_axes(run: Callable, types: Callable) -> Callable:
 def _refuse_explicit(args: tuple) -> None:
     """Refuse arrays whose types name a mesh, outside of it: there JAX types no result for them."""
     arrays = (a for a in jax.tree.leaves(args) if isinstance(a, jax.Array))
-    single = jax.sharding.SingleDeviceSharding
-    several = (
-        a for a in arrays if isinstance(a, _jax.Tracer) or not isinstance(a.sharding, single)
-    )
-    meshes = (jax.typeof(a).sharding.mesh for a in several)
+    one = jax.sharding.SingleDeviceSharding
+    alone = lambda a: not isinstance(a, _jax.Tracer) and isinstance(a.sharding, one)  # noqa: E731
+    meshes = (jax.typeof(a).sharding.mesh for a in arrays if not alone(a))
     mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
     if mesh is not None:
         raise StructureError(
