@@ -316,3 +316,19 @@ def test_remedies_name_what_there_is():
     for name in {*re.findall(r'braintrace\.(\w+)', ' '.join(texts))} - {'compat'}:
         assert hasattr(braintrace, name), name
     assert not [name for name in ABSENT if hasattr(braintrace, name)]
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_in_lanes_inside_of_jit():
+    xs, ys = data()
+    brainstate.random.seed(0)
+    net = Net()
+    weights = net.states(brainstate.ParamState)
+
+    @brainstate.transform.jit
+    def grads(xs, ys):
+        learner = compat.compile(net, 'd_rtrl', xs[0], batch_size=BATCH, vmap=True)
+        return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), weights=weights)
+
+    other = compiled()
+    assert_close(grads(xs, ys), other.etrace_grad(xs, ys, step_fn=loss_of(other)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import saiunit as u
 
+import braintrace
 from braintrace import nn
 from braintrace.errors import (
     EtpDtypeError,
@@ -236,3 +237,25 @@ def test_an_input_of_another_shape_is_refused(name):
         units([1.0, 2.0])
     with pytest.raises(StructureError, match='has no state V'):
         NEURONS[name](3).get_spike()
+
+
+@pytest.mark.slow
+def test_a_learner_resets_the_countdown_too():
+    """All lanes, or some; the countdown has no trace."""
+    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=9.0, tau_ref=5))
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
+    assert learner.report.exact
+    assert [group.num_state for group in learner.graph.hidden_groups] == [1]
+    count = model.layers[1].refractory
+
+    def run():
+        learner(jnp.ones((2, 2)))
+        return np.asarray(count.value)
+
+    model.layers[0].weight.value = {'weight': jnp.ones((2, 3)), 'bias': jnp.zeros(3)}
+    assert [run().max() for _ in range(3)] == [0, 5, 4]
+    learner.reset_state(lanes=jnp.array([True, False]))
+    np.testing.assert_array_equal(run(), [[0, 0, 0], [3, 3, 3]])
+    assert (run() > 0).all()
+    learner.reset_state()
+    assert not run().any()

@@ -209,3 +209,15 @@ def test_a_first_value_of_any_kind_of_number_is_a_float(first):
         with brainstate.environ.context(precision=precision):
             synapses.init_state()
             assert u.get_magnitude(synapses.g.value).dtype == brainstate.environ.dftype()
+
+
+def test_regular_spikes_use_the_resources_of_the_source():
+    """The stationary response R u of the paper's recursion, spikes every n steps."""
+    n, U, tau_f, tau_d = 4, 0.3, 20.0, 40.0
+    plastic, weighted = started(nn.STP(1, U=U, tau_f=tau_f, tau_d=tau_d)), []
+    for t in range(400):
+        weighted.append(float(plastic(jnp.array([float(t % n == 0)]))[0]))
+    used = U / (1 - (1 - U) * np.exp(-n / tau_f))
+    left = np.exp(-n / tau_d)
+    resources = (1 - left) / (1 - (1 - used) * left)
+    assert weighted[396] == pytest.approx(used * resources, rel=1e-5) and weighted[397] == 0
