@@ -197,6 +197,7 @@ def _whole(array) -> np.ndarray:
 
 def _by_the_first(write: Callable) -> None:
     """Call ``write`` in process 0, for which the others wait."""
+    # an error of process 0 is that of all
     error = None
     if jax.process_index() == 0:
         try:
@@ -291,6 +292,7 @@ def _placed(numbers: np.ndarray, like):
     aval = abstract(u.get_magnitude(like))
     if not is_key(like) and np.dtype(aval.dtype).isbuiltin != 1:
         numbers = np.frombuffer(numbers.tobytes(), aval.dtype).reshape(aval.shape)
+    # an array that was placed goes there again; a part of it, where others have the rest
     sharding = getattr(u.get_magnitude(like), 'sharding', None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return _like(jnp.asarray(numbers), like)
@@ -310,6 +312,7 @@ def _written(file: File) -> Iterator[BinaryIO]:
     path = Path(os.path.realpath(file))  # of a link its target is replaced
     if path.exists() and not path.is_file():
         raise OptionError(f'{path} is there and no regular file, so it can not be replaced.')
+    # the name of the part tells which process writes it, so that leftovers are known
     host = re.sub(r'[^\w.]', '_', platform.node())
     _remove_leftovers(path, host)
     own = f'{host}-{os.getpid()}-{TOKEN}{secrets.token_hex(2)}'

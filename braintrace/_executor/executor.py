@@ -168,10 +168,12 @@ class Executor:
         Where an op in a branch has no gradient, its branch was not taken, and the function of its
         weights may have no derivative.
         """
+        # parameters that any owned op's weight is a function of
         needed = sorted(
             {i for op in self.owned.values() for ps in op.parameters.values() for i in ps}
         )
 
+        # whether the branch of a conditional op was taken at all
         used = {
             op.key: jnp.any(jnp.stack([jnp.any(g != 0) for g in op_grads[op.key].values()]))
             for op in self.owned.values()
@@ -218,6 +220,7 @@ class Executor:
         parts = program.apart(carry)
         for c, h in zip(self._states, states, strict=True):
             parts[c] = h
+        # derived states follow from the others; only their derivative is taken of it
         values = program.constants | {v: parts[c] for v, c in derived.reads.items()}
         for i in derived.equations:
             eqn = program.equations[i]
@@ -259,6 +262,7 @@ class Executor:
         if op is None:
             return _jax.bind(eqn, *args)
         outs = _jax.bind(eqn, *with_weights(op, args, weights[op.key]))
+        # the probe: its cotangent is the signal of y
         k = op.primitive.y_outvar_index
         if feedback is not None and op.key in feedback:
             sent_back = _jax.bind(eqn, *with_weights(op, args, feedback[op.key]))[k]
@@ -301,6 +305,7 @@ class Executor:
         """
         traced = PullBack(pull, cotangent)
         *others, hidden, probes = traced(cotangent, counts)
+        # states of the cell, then virtual ones, in the order of `graph.states`
         olds = [*hidden, *probes.virtual.values()]
         reads = [*traced.reads[-2], *traced.reads[-1].virtual.values()]
         of_state = {
@@ -350,6 +355,7 @@ class Executor:
         """
         graph, (zeros, _, virtual) = self.graph, self.zero_probes()
         related = {r.key for r in graph.hidden_param_op_relations}
+        # ops without a relation keep their y; D_f is taken of the others alone
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
         hidden = [*self.old_states(carry), *virtual.values()]
@@ -362,6 +368,7 @@ class Executor:
         d = {g.name: tuple(rows[s].to_old for s in g.states) for g in graph.hidden_groups}
         df: dict[str, dict[str, Vector]] = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel in graph.hidden_param_op_relations:
+            # elements of y that feed several positions: D_f entry by entry, forward in time
             wide = any(coords.added for coords in rel.coordinates)
 
             def of_y(y, key=rel.key):
@@ -369,6 +376,7 @@ class Executor:
 
             along = self._along(of_y, free[rel.key]) if wide else None
             for g, coords in zip(rel.groups, rel.coordinates, strict=True):
+                # position by position: the rows are D_f already
                 of_group = tuple(rows[s].to_y[rel.key] for s in g.states)
                 if coords.added and along is not None:
                     there = [f is not None for f in of_group]
@@ -388,6 +396,7 @@ class Executor:
                 gathered(coords, found[s]) if here else None
                 for s, here in zip(group.states, there, strict=True)
             )
+        # one derivative for each colour; an entry takes that of its own colour
         total: list = [None] * len(there)
         axes = tuple(range(coords.axis, coords.axis + coords.added))
         for c in range(coords.colours.max() + 1):

@@ -89,9 +89,11 @@ class Recurrence:
 
     def run(self) -> list:
         """``[*carry, *ys]``."""
+        # nothing to win, or equations that have to run one step after the other
         if self.length < 2 or any(keeps_its_order(eqn) for eqn in self.body.eqns):
             ys = self._step_by_step(set(range(len(self.init))), True)
             return [*self.ends.values(), *(ys or ())]
+        # sets of carries that need each other: first those whose operands are known
         left, ys = self._coupled(), None
         linear = {members for members in left if self._is_linear(members)}
         while left:
@@ -99,6 +101,7 @@ class Recurrence:
             for members in ready:
                 self._solve(sorted(members))
             left = [s for s in left if s not in ready]
+            # in one loop, what needs no linear carry still unknown
             together: set[int] = set()  # in one loop, what needs no linear carry still unknown
             for members in left:
                 known = self.olds.keys() | together
@@ -124,6 +127,7 @@ class Recurrence:
 
     def _coupled(self) -> list[frozenset]:
         """The sets of carries that need each other, each behind those that it needs."""
+        # transitive closure of which carry reads which
         reach = [set(self._carries(v)) for v in self.new]
         for via in range(len(reach)):
             for found in reach:
@@ -141,6 +145,7 @@ class Recurrence:
         size = sum(self.init[k].nbytes for k in members) * (len(members) + 1) * self.length
         if len(members) > MOST_COUPLED or size > MOST_BYTES:
             return False
+        # follow the carries forward: a value is linear in them, or spoilt, or reads none
         varying, spoilt = {self.old[k] for k in members}, set()
 
         def alike(v) -> bool:
@@ -205,6 +210,7 @@ class Recurrence:
         def parts(olds, row) -> tuple[Transition, Vector]:
             at = functools.partial(step, olds, row)
             none = tuple(jnp.zeros_like(h) for h in first)
+            # A column by column: the derivative along ones in one carry
             columns = []
             for r, h in enumerate(first):
                 one = tuple(jnp.ones_like(h) if r == s else z for s, z in enumerate(none))
@@ -249,10 +255,12 @@ def linear_scan(a: Transition, b: Vector, first: Vector, reverse: bool = False) 
     with ``reverse`` from the last step to the first.
     """
     start = -1 if reverse else 0
+    # the first step is from h_0, which the scan over pairs (A, b) does not know
     begun = apply(jax.tree.map(lambda x: x[start], a), first, _times)
     b = tuple(
         x if more is None else x.at[start].add(more) for x, more in zip(b, begun, strict=True)
     )
+    # products of several A have numbers where none of them has
     like = tuple(tuple(b[0] if there else None for there in row) for row in closure(a))
     return jax.lax.associative_scan(_joined, (filled(a, like), b), reverse=reverse)[1]
 

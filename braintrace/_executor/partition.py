@@ -175,6 +175,7 @@ class Partition(Dataflow):
     def _carry_sets(self) -> list[tuple[int, ...]]:
         """The strongly connected sets of carries."""
         carries = [k for k, same in enumerate(self.kept) if not same]
+        # which old carries a new one depends on, closed over several steps
         reach = {k: self.bits(self.new[k]) & ((1 << len(self.old)) - 1) for k in carries}
         for via in carries:
             for k in carries:
@@ -190,6 +191,7 @@ class Partition(Dataflow):
 
     def _cycle(self, members: Collection[int]) -> set:
         """The results of equations on the way from these carries to their next values."""
+        # backwards from the next values, along equations that depend on these carries
         mask = sum(1 << k for k in members)
         wanted, found = set(_values(self.new[k] for k in members)), set()
         for eqn in reversed(self.jaxpr.eqns):
@@ -204,6 +206,7 @@ class Partition(Dataflow):
         A value that a costly equation outside of the cycles makes of a loop's values stands after
         that loop, and carries that need it move in a later one.
         """
+        # levels rise until none changes: a loop stands behind all that it reads
         cycles = [self._cycle(members) for members in self._sets]
         inside = {v: s for s, cycle in enumerate(cycles) for v in cycle}
         levels, changed = [0] * len(self._sets), True
@@ -244,6 +247,7 @@ class Partition(Dataflow):
     # the loops ------------------------------------------------------------------------------------
 
     def _loops(self) -> tuple[LoopPart, ...]:
+        # from the last loop to the first: what a later part wants, an earlier one stores
         parts = [self._part(level) for level in sorted(set(self._levels))]
         wanted, given, loops = set(self.mapped), set(), []
         for carries, equations, outer, own in reversed(parts):
@@ -270,6 +274,7 @@ class Partition(Dataflow):
             if self._level[eqn.outvars[0]] == level and not wanted.isdisjoint(eqn.outvars):
                 inside.append(eqn)
                 wanted.update(_values(eqn.invars))
+        # values from outside; what is cheap is computed again inside of the loop
         edge = {v for v in wanted if self.varies(v) and self._level[v] < level}
         outer = self.cut(edge)
         equations = [*inside, *self.needed(edge, outer)]
@@ -307,9 +312,11 @@ class Cut:
                 continue
             nodes.add(v)
             may = self.among(v)
+            # a node is two, with a pipe between them whose capacity is what storing it costs
             room = 0 if v in self.free else max(nbytes(v), 1)
             flow.edge((v, 0), (v, 1), room if may else math.inf)
             eqn = self.partition.made.get(v)
+            # what can not be made again cheaply is a source of the flow
             if may and (eqn is None or not is_cheap(eqn)):
                 flow.edge(Flow.START, (v, 0), math.inf)
                 continue
@@ -342,6 +349,7 @@ class Flow:
         found: set = set()
         for end in ends:
             while self.START in (then := self._then(end, found)):
+                # along a shortest path the most that its narrowest pipe lets through
                 path, a = [], self.START
                 while a != end:
                     path.append((a, then[a]))

@@ -68,6 +68,7 @@ def _pieces(coords: Coordinates) -> tuple[Piece, ...] | None:
     positions, found, start = coords.positions, [], 0
     if positions is None or not positions.ndim or not positions.size:
         return None
+    # entries along the last axis that move by one stride are a piece
     last = positions.shape[-1]
     steps = np.diff(positions.reshape(-1, last), axis=-1)
     uniform = (steps == steps[:1]).all(0)
@@ -85,6 +86,7 @@ def _pieces(coords: Coordinates) -> tuple[Piece, ...] | None:
 
 def _piece(positions: np.ndarray, group: tuple[int, ...]) -> Piece | None:
     shape, first = positions.shape, int(positions.flat[0])
+    # the stride of the positions along each axis; they must be that everywhere
     strides = [
         int(np.diff(positions.take([0, 1], k), axis=k).flat[0]) if n > 1 else 0
         for k, n in enumerate(shape)
@@ -116,6 +118,7 @@ def _with_axes(
     group: tuple[int, ...], used: dict[int, tuple[int, int]], first: int, shape: tuple[int, ...]
 ) -> Piece | None:
     """``used``: the group's axes that stay, each with its size and its place."""
+    # from the last axis of the group to the first
     joined: list[int] = []
     start: list[int] = []
     limit: list[int] = []

@@ -54,6 +54,7 @@ class PullBack:
             found[:] = [treedef]
             return results
 
+        # the pull-back as equations: which cotangents each result reads is asked of these
         self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
         self._results = found[0]
         self._sets = [frozenset({k}) for k in self._arrays]
@@ -73,6 +74,7 @@ class PullBack:
         if counts is None:
             results = _jax.evaluate(self._jaxpr, self._consts, arrays)
         else:
+            # the first leaf, the cotangent of the loss, is gated along the way
             gate = _Gate(self._sets[0], counts)
             results = gate.results(self._jaxpr, self._consts, arrays, self._sets)
         return jax.tree.unflatten(self._results, results)
@@ -98,6 +100,7 @@ class _Gate(NamedTuple):
             return jnp.where(self.counts, x, jnp.zeros_like(x)) if gated else x
 
         for eqn in jaxpr.eqns:
+            # what depends on the loss alone stays as it is until it meets another value
             alone = all(reads(v) == self.first for v in eqn.outvars)
             ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
             if _is_call(eqn):
@@ -142,6 +145,7 @@ def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
     own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
     if not own:
         return to_y
+    # a second pull-back, with the cotangent turned by -i
     turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
     return to_y | {key: as_complex(to_y[key], turned[key]) for key in own}
 

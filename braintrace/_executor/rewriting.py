@@ -118,6 +118,7 @@ class _Rewriter:
             return [self._product(eqn, *ins)]
         if name == 'split':
             return self._split(eqn, ins[0])
+        # an ETP op becomes the equations of its implementation
         implementation = getattr(eqn.primitive, 'impl_fn', None)
         if implementation is not None and not eqn.primitive.lowering:
             fn = partial(implementation, **eqn.params)
@@ -131,6 +132,7 @@ class _Rewriter:
     # one equation, once ---------------------------------------------------------------------------
 
     def _bound(self, primitive, params: dict, ctx, *ins: _Value) -> list[_Value]:
+        # an equation that is there already is not made again
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
@@ -142,9 +144,11 @@ class _Rewriter:
                 return self._bound(primitive, params, ctx, *once.ins)
         made = _Maker(primitive, params, ctx, list(ins))
         does = PROPERTIES[made.primitive.name]
+        # x + 0 and x * 1 are x
         kept = self._neutral(does.neutral, ins)
         if kept is not None:
             return [kept]
+        # what is made of repeated constants alone is made once, then repeated
         outs = self._repeated(made) if does.elementwise and _repeats(ins) else self._new(made)
         if does.moves and len(ins) == 1:
             outs[0].number = ins[0].number
@@ -154,6 +158,7 @@ class _Rewriter:
 
     def _new(self, made: _Maker) -> list[_Value]:
         """The results of an equation that is not there yet."""
+        # it depends on all that its operands depend on
         kind = functools.reduce(operator.or_, (v.kind for v in made.ins), CONSTANT)
         outs = _jax.bind(made, *(v.x for v in made.ins))
         return [_Value(x, kind, made) for x in outs]
@@ -163,6 +168,7 @@ class _Rewriter:
         of what is repeated, and then repeated.
         """
         sources = [v.made_by('broadcast_in_dim') for v in made.ins]
+        # the operands have to be repeated in one way: the same shape along the same axes
         ways = {
             (np.shape(source.ins[0].x), source.params['broadcast_dimensions'])
             for source in sources
@@ -180,6 +186,7 @@ class _Rewriter:
             params = {'shape': shape, 'broadcast_dimensions': dims, 'sharding': None}
             return self._bound(jax.lax.broadcast_in_dim_p, params, made.ctx, value)[0]
 
+        # the operands before they were repeated
         small = []
         for value, source in zip(made.ins, sources, strict=True):
             once = value if source is None else source.ins[0]
@@ -222,6 +229,7 @@ class _Rewriter:
             axis = None if made is None else made.params['dimension']
             if made is None or axis not in dims or len({v.kind for v in made.ins}) < 2:
                 continue
+            # [x, h] @ W: the other operand is cut where the pieces meet
             along = (right, left)[side][dims.index(axis)]
             total, start = None, 0
             for piece in made.ins:
@@ -252,6 +260,7 @@ class _Rewriter:
 
     def _split(self, eqn, value: _Value) -> list:
         """A split, made where the terms of a sum are of several kinds."""
+        # split(a + b) is split(a) + split(b), where one of them waits for the carry
         sizes, axis = eqn.params['sizes'], eqn.params['axis']
         made = value.made_by('add')
         if made is not None and len({v.kind & CARRY for v in made.ins}) > 1:
@@ -263,6 +272,7 @@ class _Rewriter:
                     else self._bound(made.primitive, made.params, made.ctx, *pair)[0]
                     for pair in zip(*terms, strict=True)
                 ]
+        # split(x @ W) with parts that nobody reads makes only the other ones
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
         made = value.made_by('dot_general')
         if made is None or self.readers[eqn.invars[0]] != 1 or all(wanted):

@@ -39,6 +39,7 @@ def spread(tree, axes: Axes):
         return tree
 
     def leaf(x):
+        # only axes that the type does not name yet: pcast refuses the others
         missing = axes - _of_leaf(x) if _is_array(x) else None
         return jax.lax.pcast(x, tuple(sorted(missing)), to='varying') if missing else x
 
@@ -82,6 +83,7 @@ def summed_twice(loss: Callable, *args) -> list[str]:
         value, pull = jax.vjp(lambda first: loss(first, *rest), first)
         return value, pull(jnp.ones_like(value))
 
+    # more collectives on the way back than forward: a sum is summed again
     there, both = (_jax.collective_axes(jax.make_jaxpr(fn)(*like)) for fn in (loss, back))
     return sorted(axis for axis in mesh.manual_axes if both[axis] > there[axis])
 
@@ -123,6 +125,7 @@ def _call(body: Callable, axes: Axes, *args) -> tuple:
         full = list(leaves)
         for k, x in zip(where, values, strict=True):
             full[k] = x
+        # results and their axes, which the types outside of the call name
         pairs = body(*jax.tree.unflatten(treedef, full))
         results = tuple(result for result, _ in pairs)
         own = [

@@ -58,11 +58,13 @@ def platform_dependent(*args, default: Callable, **own: Callable):
     """
     if _as_if.get() is not None:
         return own.get(platform_here(), default)(*args)
+    # inside of another choice: platforms that it has for itself can not come here
     here, others = _inside.get()
     own = {name: fn for name, fn in own.items() if name not in others}
     if here is not None or not own:
         return own.get(here or '', default)(*args)
     shared = _within(default, (SHARED, others))
+    # each platform's own code serves one device; a shared program takes the default
     chosen = {n: alone_or(_within(fn, (n, others)), shared) for n, fn in own.items()}
     left = _within(default, (None, others | own.keys()))
     return jax.lax.platform_dependent(*args, default=left, **chosen)
@@ -92,6 +94,7 @@ def alone_or(alone: Callable, shared: Callable) -> Callable:
         return alone
 
     def run(*args):
+        # both are traced here, since the lowering that chooses has no trace to add to
         leaves, treedef = jax.tree.flatten(args)
 
         def traced(fn):
@@ -128,6 +131,7 @@ def is_alone(context) -> bool:
     if isinstance(context, _shardings.ShardingContext):
         return context.num_devices == 1
     if isinstance(context, _shardings.SPMDAxisContext):
+        # axes that a shard_map maps over are not shared by the compiler
         shared = set(context.mesh.axis_names) - set(context.manual_axes)
         return all(context.mesh.shape[axis] == 1 for axis in shared)
     return True

@@ -96,6 +96,7 @@ def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
     """
 
     def replaced(value):
+        # a placement over the mesh says nothing about a value of the batch
         if isinstance(value, jax.sharding.NamedSharding):
             return None
         if type(value) is tuple:
@@ -109,6 +110,7 @@ def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
 
     params = {name: replaced(value) for name, value in eqn.params.items()}
     if eqn.primitive.name in CUSTOM_CALLS:
+        # rules that are traced later: they are wrapped, and traced anew then
         for name in params.keys() & LATE_RULES:
             params[name] = _wrapped(_late_rule, params[name], parts, evaluate)
         for name in params.keys() & {'bwd'}:
@@ -117,6 +119,7 @@ def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
 
 
 def _retraced(body, consts, parts: ShardMapParts, evaluate: Callable):
+    # types without the mesh, which the body's own have
     binders = [*body.constvars, *body.invars][len(consts) :]
     avals = [
         jax.ShapeDtypeStruct(

@@ -246,6 +246,7 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
     if isinstance(rule, str):
         rule = learner_named(rule)
     a_value = rule is None or isinstance(rule, Rule)
+    # a value goes to the plain learner; a class has its own arguments
     args = (model, rule) if a_value else (model,)
     cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):

@@ -95,6 +95,7 @@ class ForwardProgram:
 
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
         auto = self.learner.policy.at_once
+        # constants of the step are hoisted out of the loop, as everywhere
         traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
         length = length_of(*sequences)
         values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
@@ -117,6 +118,7 @@ class Standing(NamedTuple):
 
     def after(self, result: Result) -> Standing:
         """The place at the end of a result."""
+        # the world at the end is the carry of the cell and what is threaded beside it
         (leaves, threaded), trace, t = result.end
         carry = jax.tree.unflatten(jax.tree.structure(self.values.carry), leaves)
         values = self.values._replace(carry=carry, threaded=threaded)
@@ -163,6 +165,7 @@ class SequenceProgram:
         """Run from the present states on; all states that the step writes advance, and
         ``write(learnt)`` keeps what was learnt. ``progress``: a function of it.
         """
+        # the states as they are now: arrays that a program takes and gives back
         self.told = Told(progress)
         world, owner = self.step.world(), self.step.bound.owner
         values = Values(
@@ -180,6 +183,7 @@ class SequenceProgram:
             write(place.learnt)
             return place
 
+        # inside of a transformation: one program of the surrounding trace, without turns
         place = Standing(owner.etrace.value, values, learnt, None)
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((place, data))):
             given = first_order((values, learnt))
@@ -212,6 +216,7 @@ class SequenceProgram:
             given = place.etrace, place.shown, place.values, place.learnt
             return place.after(self.run_turn(*given, data, bounds(start, stop)))
 
+        # one block needs no turns, and its shapes may have weak types
         trace, alone = place.etrace, self.turns.number == 1
         show = None
         if not alone:
@@ -276,6 +281,7 @@ def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace:
     length_of(*sequences)
     sequences = jax.tree.map(jnp.asarray, sequences)
     learner = bound.owner
+    # without a trace the model itself answers the learner's calls
     instead = None if trace else learner.model
 
     def make() -> ForwardProgram:
@@ -337,6 +343,7 @@ def _program(
         step = StepFunction(bound, step_fn, weights, slices, options.has_aux)
         return SequenceProgram(step, options, length)
 
+    # the key: functions by identity, all else by value
     shapes = signature((data.sequences, data.flags, learnt))
     along, functions = options.along, [step_fn]
     if isinstance(along, UpdateOptions):

@@ -51,6 +51,7 @@ def over_lanes(graph: ETraceGraph, gradients: Callable[[Groups], OpGradients]) -
 
 def _groups(graph: ETraceGraph) -> Groups:
     """As many groups as devices can have apart, of the ops whose lanes stand in front."""
+    # ops whose trace and operands all have the lanes in front
     others = {pair.relation.key for pair in pairs(graph) if not pair.laned}
     ops = {
         op.key
@@ -120,6 +121,7 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -
     if op.repeats:
         xs = folded(xs, () if op.x is None else op.x_aval.shape)
         return op_gradient(outside_loops(op), xs, folded(ds, op.y_aval.shape), weights)
+    # time is one more batch axis where the op allows it
     rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
     fold = op.primitive.fold_axes
     ds = (ds if is_complex(op.y_aval) else jnp.real(ds)).astype(op.y_aval.dtype)

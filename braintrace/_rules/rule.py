@@ -195,6 +195,7 @@ class Rule(ABC):
     @final
     def scoped(self, graph: ETraceGraph) -> ETraceGraph:
         """The compiled step as this rule sees it, also of a step that a rule has seen."""
+        # a step that another rule has seen is looked at anew, from what was compiled
         rule, compiled = graph.seen or (None, graph)
         if rule == self:
             return graph

@@ -158,6 +158,7 @@ class StepRule(Stepwise, PositionWise):
     @final
     def update(self, network, carried, factors, t):
         def one(pair: Pair) -> Slots:
+            # the derivatives as plain arrays: a zero by structure is a zero
             old, x = pair.of(carried), factors.x.get(pair.relation.key)
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
@@ -172,6 +173,7 @@ class StepRule(Stepwise, PositionWise):
         total: dict = {}
         for pair in pairs(network.graph):
             key = pair.relation.key
+            # a trace that a reset ended counts as zero, whatever it holds
             past = _past(network.graph, pair.of(trace), t)
             found = self.read(pair, past, self._dense(pair, pair.gathered(lam)))
             weights = network.weights[key]

@@ -215,6 +215,7 @@ class Walk:
             if number:
                 self._of_turn(self.turn, body, number, size)
             return
+        # progress is told between chunks of blocks
         most = number if self.show is None else even(number, -(-number // LINES)) if number else 1
         for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
             if chunks and blocks and size:
@@ -301,6 +302,7 @@ def step_bytes(graph: ETraceGraph, keep: bool) -> int:
     def size(shape, aval) -> int:
         return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
 
+    # signals at y, and with a trace what h owes to each y
     total = sum(size(op.y_aval.shape, op.y_aval) for op in graph.ops if op.owned)
     for rel, group, coords, _ in graph.pairs:
         if keep and rel.op.x is not None:
@@ -574,6 +576,7 @@ class Run:
             bad |= ~bad.any() & (at.mask != 0) & ~jnp.isfinite(seen.loss)
             return (seen.world, bad), (bad, seen.loss)
 
+        # a first pass that only looks: who is not finite, and where
         _, (bad, losses) = jax.lax.scan(look, (now.world, again), part)
         flags = bad | jnp.concatenate([again[None], bad[:-1]])
         if part.flags is not None:
@@ -694,6 +697,7 @@ def run_updates(
             elif hidden:
                 counts, finite = skipped
                 skipped = [counts, finite & all_finite(grads)]
+            # the weights move; the trace waits for the last update of the block
             learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
             if options.observe is not None:
                 seen = options.observe(grads, now)
@@ -709,6 +713,7 @@ def run_updates(
     def guarded(state, part: Sequence, size: int):
         """Blocks as they are, and once more with ``heal`` where a number is not finite then."""
         number = max(len(part.mask) // (options.every * options.delay), 1)
+        # the sequence is cut by place, so the loop carries a number and no copy of it
         steps, (*start, at) = len(part.mask) // number, state
 
         def walked(heal: bool):
@@ -722,6 +727,7 @@ def run_updates(
             new, shown = jax.lax.scan(one, first, jnp.arange(number))
             return ((*new[:3], at + number * steps), _flat(shown)), new[-1]
 
+        # first as the data are: nearly always all is finite
         found, finite = walked(False)
         (learnt, now, *_), shown = found
         losses = jnp.where(part.mask == 0, 0, shown[0])
@@ -751,6 +757,7 @@ def hides(optimizer, weights) -> bool:
     """
     with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
         ones = jax.tree.map(lambda w: jnp.ones(jnp.shape(w), jnp.result_type(w)), weights)
+        # one leaf after the other gets a gradient that is not finite
         leaves, treedef = jax.tree.flatten(ones)
         # an integer, which stays, has zeros for its gradient
         leaves = [x if is_inexact(x) else jnp.zeros(x.shape) for x in leaves]

@@ -40,6 +40,7 @@ class _Line:
         if not done:
             self.start = now
             return np.int32(0)
+        # time left by the mean rate since the start
         rate = done / max(now - self.start, 1e-9)
         left = (self.length - done) / rate
         line = f'{done}/{self.length} steps, {rate:.0f} steps/s, loss {float(loss):.4g}'
@@ -182,6 +183,7 @@ class Turns:
             if show is not None:
                 show(carry, 0)
             while done < self.number and error is None:
+                # a turn as long as the last ones say that SECONDS take
                 size, begin = min(self.size, self.number - done), time.perf_counter()
                 carry = _allowed(program, carry, done, done + size)
                 done += size
@@ -211,6 +213,7 @@ def held() -> Iterator[Callable[[], BaseException | None]]:
     """SIGINT waits inside the block; the function that it gives lets the handler run, and returns
     what that raised.
     """
+    # Python lets the main thread alone change handlers
     handler, came = signal.getsignal(signal.SIGINT), []
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield lambda: None

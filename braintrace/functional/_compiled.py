@@ -85,6 +85,7 @@ def observe_together(
 
     probes = {key: jnp.zeros((len(part.mask), *p.shape), p.dtype) for key, p in zeros.y.items()}
     args = given, executor.old_states(world[0]), zeros.virtual, probes
+    # one pull-back for all steps: of weights past ops, of states before, of every y
     total, pull, (end, last, (losses, aux), factors) = jax.vjp(run, *args, has_aux=True)
     direct, *lam, dy = pull(jnp.ones_like(total))
     of_state = dict(zip(compiled.graph.states, jax.tree.leaves(lam), strict=True))
@@ -187,6 +188,7 @@ class Compiled:
     @cached_property
     def _lane_axes(self) -> dict[str, int]:
         """Path -> axis of the lanes, for the leaves of the carry that have one."""
+        # of a leaf that is several states the pieces have to agree
         program, found = self.program, {}
         for leaf, key in enumerate(program.leaf_keys):
             split = program.splits[leaf] if program.splits else None
@@ -327,6 +329,7 @@ class Compiled:
         return (outputs, new_carry, counting(new, counted(count)), counted(t)), rest
 
     def _backward(self, residuals, cotangents):
+        # signals by the pull-back, gradients by the rule, then to the parameters behind ops
         pull, params, weights, factors, trace, new, t = residuals
         (to_direct, to_inputs), signals = self.signals(pull, tuple(cotangents[:2]))
         step = Window.of_step(factors, signals, t)
@@ -477,6 +480,7 @@ class ObservedStep:
         for op in graph.ops:
             if not lanes or (op.primitive.batched and op.y_aval.shape[:1] == lanes):
                 found += [] if op.repeats else [seen.signals.dy.get(op.key)]
+        # a lane is bad if a number of it is not finite, in any state, derivative or signal
         axes = len(lanes)
         bad = [
             ~jnp.isfinite(x).all(range(axes, x.ndim))
@@ -513,6 +517,7 @@ class ObservedStep:
             world = world if at.flags is None else self.reset(world, at.flags)
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
             (loss, aux), world = self.step(cell, full, world, *at.slices)
+            # each term by its own weight: a penalty counts where the loss may not
             terms = jax.tree.map(operator.mul, self._weights(loss, at), loss)
             return (jax.tree.leaves(terms), (task_loss(loss), aux)), world
 

@@ -116,6 +116,7 @@ def _check_apart(whole: Compiled, single: Compiled, carry_axes, input_axes, out_
     if single.sample_of is whole:
         return
     program, lanes, rng = whole.program, whole.graph.lanes, np.random.default_rng(0)
+    # the step of the batch beside the step of each sample, on the same drawn numbers
     in_axes = [*carry_axes, *input_axes]
     shapes = [*single.program.leaf_avals, *(single.program.avals[v] for v in single.program.inputs)]
 
@@ -216,6 +217,7 @@ def _output_axes(whole: Compiled, single: Compiled) -> list[int]:
     lanes, axes = whole.graph.lanes, []
     for i, (v, w) in enumerate(zip(whole.program.outputs, single.program.outputs, strict=True)):
         shape, of_one = whole.program.avals[v].shape, single.program.avals[w].shape
+        # the axis that one sample lacks
         found = [k for k in range(len(shape)) if (*of_one[:k], lanes, *of_one[k + 1 :]) == shape]
         if shape == of_one or not found:
             raise StructureError(

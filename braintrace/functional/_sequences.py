@@ -284,6 +284,7 @@ class SequenceCalls:
                 'from which a lane starts anew: a learner holds no arrays. Give reset=(None, '
                 'carry0), or (flags, carry0).'
             )
+        # shards may have the loss or the penalty in common: each has its part then
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
@@ -377,6 +378,7 @@ def _not_finite(losses: jax.Array, skipped: jax.Array) -> NotFiniteError:
     if skipped.ndim:
         lanes = jnp.flatnonzero(skipped).tolist()
         counts = ', '.join(f'{skipped[k]} steps of lane {k}' for k in lanes)
+    # where to look first
     bad = jnp.flatnonzero(~jnp.isfinite(losses))
     first = f' The first loss that is not finite is that of step {int(bad[0])}.' if len(bad) else ''
     return NotFiniteError(
@@ -432,6 +434,7 @@ def _example(compiled: Compiled, ys) -> tuple:
 
 def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
     """The axes along which leaves of params and the optimiser's state may differ after updates."""
+    # a fixed point: an update spreads axes from leaf to leaf, through the optimiser
     every = jax.tree.map(lambda _: True, params)
 
     def update(params, opt_state):

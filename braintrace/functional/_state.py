@@ -82,6 +82,7 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
 
 def _check_fresh(fresh, x, name: str) -> None:
     """Refuse a value that would give a leaf another shape or dtype."""
+    # shapes broadcast from behind
     pairs = zip(fresh.shape[::-1], x.shape[::-1], strict=False)
     fits = fresh.ndim <= x.ndim and all(a in (1, b) for a, b in pairs)
     keys = is_key(fresh) or is_key(x)
