@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         'the exponent of the correction is off by one at the border of an exact window',
         '_rules/es_d_rtrl.py',
-        't, factored = jnp.maximum(start.t, 1) - 1, {}',
-        't, factored = jnp.maximum(start.t, 1), {}',
+        't = jnp.maximum(t, 1) - 1',
+        't = jnp.maximum(t, 1)',
         'tests/gradients/test_exact_windows.py -k border',
     ),
     Mutant(

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _jax
 from .._compiler import PROPERTIES
@@ -47,15 +47,6 @@ class LoopPart:
     equations: tuple
     outer: tuple
     stacked: tuple
-
-
-class Part(NamedTuple):
-    """A loop before it is known what it stores, which are some of its ``own`` values."""
-
-    carries: tuple[int, ...]
-    equations: tuple
-    outer: tuple
-    own: set
 
 
 class Dataflow:
@@ -237,48 +228,59 @@ class Partition(Dataflow):
         given: Collection = (),
         among: Callable | None = None,
     ) -> set:
-        """Values of the fewest bytes from which cheap equations make the targets.
+        """Values of the fewest bytes from which cheap equations make the targets: the minimal cut
+        that is nearest to these, of a flow through values whose capacities are their bytes.
 
         ``free`` values cost nothing, ``given`` ones are there already; ``among(v)`` says whether a
         value may be stored: where it may not, all that it is made of is asked.
         """
-        return Cut(self, set(free), set(given), among or self.varies).of(targets)
+        among = among or self.varies
+        flow, nodes, todo = Flow(), set(), list(targets)
+        while todo:
+            v = todo.pop()
+            if v in nodes or v in given:
+                continue
+            nodes.add(v)
+            may = among(v)
+            # a node is two, with a pipe between them whose capacity is what storing it costs
+            room = 0 if v in free else max(nbytes(v), 1)
+            flow.edge((v, 0), (v, 1), room if may else math.inf)
+            eqn = self.made.get(v)
+            # what can not be made again cheaply is a source of the flow
+            if may and (eqn is None or not is_cheap(eqn)):
+                flow.edge(Flow.START, (v, 0), math.inf)
+                continue
+            for x in self.sources(v):
+                flow.edge((x, 1), (v, 0), math.inf)
+                todo.append(x)
+        reaches = flow.reaching([(v, 1) for v in targets])
+        return {v for v in nodes if (v, 1) in reaches and (v, 0) not in reaches}
 
     # the loops ------------------------------------------------------------------------------------
 
     def _loops(self) -> tuple[LoopPart, ...]:
         # from the last loop to the first: what a later part wants, an earlier one stores
-        parts = [self._part(level) for level in sorted(set(self._levels))]
         wanted, given, loops = set(self.mapped), set(), []
-        for carries, equations, outer, own in reversed(parts):
+        for level in sorted(set(self._levels), reverse=True):
+            sets = [s for s, n in zip(self._sets, self._levels, strict=True) if n == level]
+            carries = tuple(sorted(k for members in sets for k in members))
+            # its equations, backwards from the next values of its carries
+            reads, inside = set(_values(self.new[k] for k in carries)), []
+            for eqn in reversed(self.jaxpr.eqns):
+                if self._level[eqn.outvars[0]] == level and not reads.isdisjoint(eqn.outvars):
+                    inside.append(eqn)
+                    reads.update(_values(eqn.invars))
+            own = {self.old[k] for k in carries} | {v for e in inside for v in e.outvars}
+            own = {v for v in own if self._level.get(v) == level}
+            # values from outside; what is cheap is computed again inside of the loop
+            edge = {v for v in reads if self.varies(v) and self._level[v] < level}
+            outer = self._in_order(self.cut(edge))
+            inside += self.needed(edge, outer)
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
+            equations = tuple(sorted(inside, key=self._place))
             loops.append(LoopPart(carries, equations, outer, self._in_order(stacked)))
             wanted, given = wanted | set(outer), given | stacked
         return tuple(reversed(loops))
-
-    def _part(self, level: int) -> Part:
-        """The loop of one level."""
-        sets = [s for s, n in zip(self._sets, self._levels, strict=True) if n == level]
-        carries = tuple(sorted(k for members in sets for k in members))
-        equations, outer = self._inside(level, [self.new[k] for k in carries])
-        own = {self.old[k] for k in carries} | {v for e in equations for v in e.outvars}
-        own = {v for v in own if self._level.get(v) == level}
-        return Part(carries, equations, outer, own)
-
-    # the equations of a loop ----------------------------------------------------------------------
-
-    def _inside(self, level: int, targets: list) -> tuple[tuple, tuple]:
-        """The equations of a loop, and the values that it reads from outside."""
-        wanted, inside = set(_values(targets)), []
-        for eqn in reversed(self.jaxpr.eqns):
-            if self._level[eqn.outvars[0]] == level and not wanted.isdisjoint(eqn.outvars):
-                inside.append(eqn)
-                wanted.update(_values(eqn.invars))
-        # values from outside; what is cheap is computed again inside of the loop
-        edge = {v for v in wanted if self.varies(v) and self._level[v] < level}
-        outer = self.cut(edge)
-        equations = [*inside, *self.needed(edge, outer)]
-        return tuple(sorted(equations, key=self._place)), self._in_order(outer)
 
     def _in_order(self, values: Collection) -> tuple:
         order = [*self.old, *self.inputs, *(v for e in self.jaxpr.eqns for v in e.outvars)]
@@ -293,38 +295,6 @@ def _values(atoms: Iterable) -> list:
 def opens_a_level(eqn) -> bool:
     """Whether it is worth to run an equation for all steps at once, between two loops."""
     return PROPERTIES[eqn.primitive.name].mixes or not PROPERTIES[eqn.primitive.name].axes
-
-
-class Cut:
-    """A minimal cut between values that must be stored and targets: a maximal flow through values,
-    whose capacities are their bytes.
-    """
-
-    def __init__(self, partition: Partition, free: set, given: set, among: Callable):
-        self.partition, self.free, self.given, self.among = partition, free, given, among
-
-    def of(self, targets: Collection) -> set:
-        """The cut that is nearest to the targets."""
-        flow, nodes, todo = Flow(), set(), list(targets)
-        while todo:
-            v = todo.pop()
-            if v in nodes or v in self.given:
-                continue
-            nodes.add(v)
-            may = self.among(v)
-            # a node is two, with a pipe between them whose capacity is what storing it costs
-            room = 0 if v in self.free else max(nbytes(v), 1)
-            flow.edge((v, 0), (v, 1), room if may else math.inf)
-            eqn = self.partition.made.get(v)
-            # what can not be made again cheaply is a source of the flow
-            if may and (eqn is None or not is_cheap(eqn)):
-                flow.edge(Flow.START, (v, 0), math.inf)
-                continue
-            for x in self.partition.sources(v):
-                flow.edge((x, 1), (v, 0), math.inf)
-                todo.append(x)
-        reaches = flow.reaching([(v, 1) for v in targets])
-        return {v for v in nodes if (v, 1) in reaches and (v, 0) not in reaches}
 
 
 class Flow:

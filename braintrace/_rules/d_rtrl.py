@@ -40,7 +40,7 @@ from .layout import (
     pairs,
     stored_dtype,
 )
-from .pending import SHORT, Credit, Pending, PendingSteps, Segment, backwards
+from .pending import SHORT, Pending, PendingSteps, Segment, backwards
 from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
 
 CACHED = 2**24  # bytes that a processor's last cache may hold
@@ -98,7 +98,7 @@ class DRTRL(PositionWise, Windowed):
         trace: Trace,
         pending: Pending | None,
         window: Window,
-        credit: Credit,
+        credit: tuple[dict[str, Vector], dict[str, jax.Array]],
     ) -> OpGradients:
         """``sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >``; pending steps count as earlier steps
         of the window.
@@ -118,13 +118,13 @@ class DRTRL(PositionWise, Windowed):
 
         return over_lanes(graph, gradients)
 
-    def with_history(self, network, grads, trace, pending, lam, start):
-        alive = start.t > 0
+    def with_history(self, network, grads, trace, pending, lam, t, reset):
+        alive = t > 0
         if pending is not None:
-            past = pending if start.reset is None else pending.without(network.graph, start.reset)
+            past = pending if reset is None else pending.without(network.graph, reset)
             alive, (older, lam) = past.alive, past.credit(network.graph, lam)
             grads = _with_rows(grads, network, older)
-        return self._with_history(grads, network, trace, lam, alive, start.t)
+        return self._with_history(grads, network, trace, lam, alive, t)
 
     def advance(self, network, trace, pending, window):
         _, steps = backwards(network.graph, window, True)
@@ -262,7 +262,7 @@ class DRTRL(PositionWise, Windowed):
         trace, steps = _apart(before)
         _, _, signals = step.steps.at(0)
         dy = jax.tree.map(lambda a: a[None], signals.dy)
-        pending, credit = None, Credit(signals.c, dy)
+        pending, credit = None, (signals.c, dy)
         if steps is not None:
             # if a write was due, the pending steps are in the trace after the step
             trace, (pending, _) = _apart(after)[0], steps.with_room(network.graph, step.t[0])

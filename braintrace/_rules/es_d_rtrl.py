@@ -139,9 +139,9 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         last, sent = self._walked(network, trace, pending, window, self._sent)
         return self._gradient(network, window.x, *sent), last
 
-    def with_history(self, network, grads, trace, pending, lam, start):
-        slots = self._started(network, trace, pending, start.t)
-        t, factored = jnp.maximum(start.t, 1) - 1, {}
+    def with_history(self, network, grads, trace, pending, lam, t, reset):
+        slots, factored = self._started(network, trace, pending, t), {}
+        t = jnp.maximum(t, 1) - 1
         for pair in pairs(network.graph):
             key, own = pair.relation.key, pair.of(slots)
             d = dot(at_entries(pair, lam), own['f'])

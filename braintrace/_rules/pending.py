@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from typing import NamedTuple
 
 import jax
@@ -296,81 +295,94 @@ def _no_step(graph: ETraceGraph, group: HiddenGroup) -> Transition:
 # push_t  = p_t . D_f,t               p_{t-1}   = p_t D_t
 
 
-class Credit(NamedTuple):
-    """Signals of a window's losses: ``lam`` (group -> vector) at the states before it, ``delta``
-    (op -> ``(T, *y)``) at each step's y.
+# What stands after a step, the carry of the scan: lam (group -> vector) and p.
+Ahead = tuple[dict[str, Vector], dict[str, Transition]]
+
+
+def backwards(
+    graph: ETraceGraph, window: Window, keep: bool
+) -> tuple[tuple[dict[str, Vector], dict[str, jax.Array]], Pending | None]:
+    """The credit of a window's losses, and with ``keep`` its steps as pending rows. The credit is
+    ``lam`` (group -> vector) at the states before it, and ``delta`` (op -> ``(T, *y)``) at each
+    step's y.
     """
-
-    lam: dict[str, Vector]
-    delta: dict[str, jax.Array]
-
-
-class _State(NamedTuple):
-    """The carry of the scan: what stands after a step."""
-
-    lam: dict[str, Vector]
-    p: dict[str, Transition]
-
-
-class _Sent(NamedTuple):
-    """What a step sends to each y, ``delta``, and what h owes to each y, ``q``.
-
-    Of an op without x only the sum over the steps counts: ``sums`` holds the parts that lam makes
-    of delta, and q, for these.
-    """
-
-    delta: dict[str, jax.Array]
-    q: dict[str, dict[str, Vector]]
-    sums: tuple[dict, dict]
-
-
-def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
-    """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    length, resets = len(window.t), window.resets
+    length, resets, summed = len(window.t), window.resets, window.sums or {}
     # the newest step stays apart from the rows where a state is read by no new state
     split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
     is_last = jnp.arange(length) == length - 1 if split else None
     later = None if resets is None else reset_later(resets)
     once = _moves_once(graph, window)
     end, rows = _end(graph, window, keep, split, once), (window.steps.rows, later)
+    without_x = {r.key for r in graph.hidden_param_op_relations if r.op.x is None}
 
-    def sent(after: _State, row, later) -> _Sent:
-        return _sent(graph, after, window.steps.open(row), later, keep, window.sums or {})
+    def sent(after: Ahead, row, later) -> tuple[dict, dict, tuple[dict, dict]]:
+        """What a step sends to each y, and what h owes to each y. Of an op without x only the sum
+        over the steps counts: the last pair holds what lam sends there, and what h owes.
+        """
+        (lam, p), (_, df, (dy, _, _)) = after, window.steps.open(row)
+        delta, credits = {key: d for key, d in dy.items() if key not in summed}, {}
+        for pair in pairs(graph):
+            key, credit = pair.relation.key, dot(pair.gathered(lam), pair.of(df))
+            if credit is not None and pair.op.x is None:
+                credits.setdefault(key, {})[pair.group.name] = credit
+            elif credit is not None:
+                delta[key] += to_y(pair, credit)
+        q: dict = {}
+        if keep:
+            q = by_pair(graph, lambda pair: apply(pair.gathered(p), pair.of(df)))
+            # a lane that a later step resets owes nothing
+            q = q if later is None else of_pairs(graph, ~later, q)
+        return delta, q, (credits, {key: q.pop(key) for key in without_x if key in q})
 
     # What a step sends is made in the loop, or of the states after every step where these are
-    # smaller: a second pass reads them then, all steps at once.
+    # smaller: a second pass reads them then, all steps at once, each as large as its group.
     like = jax.eval_shape(sent, end, *jax.tree.map(lambda a: a[0], rows))
-    made = sum(a.size for a in jax.tree.leaves((like.delta, like.q)))
-    late = keep and 2 * _whole(graph, end) <= made
+    made = sum(a.size for a in jax.tree.leaves(like[:2]))
+    states = ((g, (end[0][g.name], end[1].get(g.name))) for g in graph.hidden_groups)
+    whole = sum(math.prod(g.shape) * len(jax.tree.leaves(arrays)) for g, arrays in states)
+    late = keep and 2 * whole <= made
 
     def back(carry, at):
-        (after, sums), (row, later, reset, is_last) = carry, at
+        ((lam, p), sums), (row, later, reset, is_last) = carry, at
         d, _, (_, c, _) = window.steps.open(row)
-        before = _before(graph, after, (d, d | once, c), (reset, later), is_last)
+        # lam = c + lam D and p = p D, D once where it can be
+        before = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in lam.items()}
+        moved = {g: filled(compose(s, (d | once)[g]), s) for g, s in p.items()}
+        if is_last is not None:  # p starts before the last step
+            moved = {g: _started(s, is_last) for g, s in moved.items()}
+        if reset is not None:  # nothing crosses a reset, in either direction
+            before = of_groups(graph, ~reset, before)
+            moved = of_groups(graph, ~(reset | later), moved)
         if late:
-            return (before, sums), after
-        made = sent(after, row, later)
-        return (before, jax.tree.map(jnp.add, sums, made.sums)), made[:2]
+            return ((before, moved), sums), (lam, p)
+        *found, more = sent((lam, p), row, later)
+        return ((before, moved), jax.tree.map(jnp.add, sums, more)), found
 
-    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if late else like.sums)
-    (before, sums), found = over_time(
+    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if late else like[2])
+    ((lam, p), sums), found = over_time(
         back, (end, none), (*rows, resets, is_last), reverse=True, auto=graph.policy.at_once
     )
     if late:
         *found, each = jax.vmap(sent, axis_size=length)(found, *rows)
         sums = jax.tree.map(lambda a: a.sum(0), each)
-    # of ops without x the loop over time has summed what the losses send
-    delta = found[0] | {key: dy[None] for key, dy in (window.sums or {}).items()}
-    delta, q = _with_sums(graph, delta, found[1], sums)
-    credit = Credit(before.lam, delta)
+    # ops without x have one row, the sum; the loop over time has summed what the losses send
+    credits, owed = sums
+    delta = found[0] | {key: dy[None] for key, dy in summed.items()}
+    for pair in pairs(graph):
+        key = pair.relation.key
+        if pair.group.name in credits.get(key, {}):
+            credit = to_y(pair, credits[key][pair.group.name])
+            own = delta[key] if len(delta[key]) == 1 else delta[key].sum(0, keepdims=True)
+            delta = delta | {key: own + credit[None]}
     if not keep:
-        return credit, None
+        return (lam, delta), None
+    q = found[1] | jax.tree.map(lambda a: a[None], owed)
     shapes = {g.name: g.shape for g in graph.hidden_groups}
     p = {
         g: jax.tree.map(lambda e, g=g: jnp.broadcast_to(e, shapes[g]), rows)
-        for g, rows in before.p.items()
+        for g, rows in p.items()
     }
-    return credit, _as_pending(graph, window, (p, q), later, split)
+    return (lam, delta), _as_pending(graph, window, (p, q), later, split)
 
 
 def _moves_once(graph: ETraceGraph, window: Window) -> dict[str, Transition]:
@@ -384,70 +396,13 @@ def _moves_once(graph: ETraceGraph, window: Window) -> dict[str, Transition]:
     return {g: d for g, d in found.items() if all(x is not VARIES for x in jax.tree.leaves(d))}
 
 
-def _sent(
-    graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool, done: Container[str]
-) -> _Sent:
-    """What a step sends; ``later``: the lanes that a later step resets; ``done``: ops whose signals
-    are summed already.
-    """
-    _, df, (dy, _, _) = opened
-    delta, credits = {key: d for key, d in dy.items() if key not in done}, {}
-    for pair in pairs(graph):
-        key, credit = pair.relation.key, dot(pair.gathered(after.lam), pair.of(df))
-        if credit is not None and pair.op.x is None:
-            credits.setdefault(key, {})[pair.group.name] = credit
-        elif credit is not None:
-            delta[key] += to_y(pair, credit)
-    q: dict = {}
-    if keep:
-        q = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
-        q = q if later is None else of_pairs(graph, ~later, q)
-    without_x = {r.key for r in graph.hidden_param_op_relations if r.op.x is None}
-    summed = {key: q.pop(key) for key in without_x if key in q}
-    return _Sent(delta, q, (credits, summed))
-
-
-def _with_sums(graph: ETraceGraph, delta: dict, q: dict, sums: tuple[dict, dict]) -> tuple:
-    """``delta`` and ``q`` of all steps; ops without x have one row, the sum."""
-    credits, summed = sums
-    for pair in pairs(graph):
-        key = pair.relation.key
-        if key in credits and pair.group.name in credits[key]:
-            credit = to_y(pair, credits[key][pair.group.name])
-            own = delta[key] if len(delta[key]) == 1 else delta[key].sum(0, keepdims=True)
-            delta = delta | {key: own + credit[None]}
-    return delta, q | jax.tree.map(lambda a: a[None], summed)
-
-
-def _before(graph: ETraceGraph, after: _State, step: tuple, resets: tuple, is_last) -> _State:
-    """The state before a step: ``lam = c + lam D`` and ``p = p D``, D once where it can be."""
-    (d, once, c), (reset, later) = step, resets
-    lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
-    p = {g: filled(compose(s, once[g]), s) for g, s in after.p.items()}
-    if is_last is not None:  # p starts before the last step
-        p = {g: _started(s, is_last) for g, s in p.items()}
-    if reset is not None:  # nothing crosses a reset, in either direction
-        lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
-    return _State(lam, p)
-
-
-def _whole(graph: ETraceGraph, end: _State) -> int:
-    """The numbers of the states after a step, each as large as its group: what is found once for
-    all lanes is repeated in a second pass.
-    """
-    arrays = {g.name: (end.lam[g.name], end.p.get(g.name)) for g in graph.hidden_groups}
-    return sum(
-        math.prod(g.shape) * len(jax.tree.leaves(arrays[g.name])) for g in graph.hidden_groups
-    )
-
-
 def reset_later(resets: jax.Array) -> jax.Array:
     """Of each step the lanes that a later step resets."""
     flags = resets.astype(jnp.int32)
     return jax.lax.cumsum(flags, reverse=True) > flags
 
 
-def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict) -> _State:
+def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict) -> Ahead:
     """The carry after the last step: ``lam = 0``, and ``p = 1`` (or 0, where it starts one step
     earlier); entries that stay zero by structure are None. ``once``: see :func:`_moves_once`.
     """
@@ -473,7 +428,7 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict
                 else (None,) * len(row)
                 for s, row in enumerate(rows)
             )
-    return _State(lam, p)
+    return lam, p
 
 
 def _started(p: Transition, here: jax.Array) -> Transition:

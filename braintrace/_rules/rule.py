@@ -56,15 +56,6 @@ class Window(NamedTuple):
         return Factors(jax.tree.map(lambda a: a[-1], self.x), d, df)
 
 
-class Start(NamedTuple):
-    """The first step of a window: the step count before it, and the lanes that it resets (None:
-    none).
-    """
-
-    t: jax.Array
-    reset: jax.Array | None
-
-
 SHOWN = 'approximation', 'filtered', 'name', 'remembers', 'with_feedback'  # of every rule
 
 
@@ -298,10 +289,12 @@ class Windowed(Rule):
         trace: Trace,
         pending: Any,
         lam: dict[str, Vector],
-        start: Start,
+        t: jax.Array,
+        reset: jax.Array | None,
     ) -> OpGradients:
         """``grads + < lam, e >``: ``lam`` are derivatives of losses by the states before a window,
-        whose ``pending`` steps are not in the trace.
+        ``pending`` steps are not in the trace. Its first step, at ``t``, resets some lanes (None:
+        none).
         """
 
     @abstractmethod

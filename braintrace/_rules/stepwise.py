@@ -45,7 +45,7 @@ class NoHistory(WritesAtOnce, PositionWise, Windowed):
     def window(self, network, trace, pending, window, keep):
         return self.gradient(network, trace, trace, window), None
 
-    def with_history(self, network, grads, trace, pending, lam, start):
+    def with_history(self, network, grads, trace, pending, lam, t, reset):
         return grads
 
     def advance(self, network, trace, pending, window):

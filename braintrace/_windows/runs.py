@@ -19,7 +19,6 @@ from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
 from .._rules import (
     Network,
     Rule,
-    Start,
     Stepwise,
     Window,
     Windowed,
@@ -539,8 +538,8 @@ class Run:
                 ops = add_gradients(ops, self.rule.history(network, now.trace, seen.lam, ts[0]))
         elif keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
-            start = Start(ts[0], reset)
-            ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
+            before = now.trace, pending, seen.lam, ts[0], reset
+            ops = self.rule.with_history(network, ops, *before)
             # a window opens to the factors of each step, and to no signals
             groups = self.graph.hidden_groups
             none = Signals({}, {g.name: (None,) * g.num_state for g in groups}, {})

@@ -91,9 +91,8 @@ class Wide(WritesAtOnce, Windowed):
         grads = same_step(network.graph, window.x, credit.delta, network.weights)
         return self._with_history(network, grads, trace, credit.lam, window.t[0] > 0), moved
 
-    def with_history(self, network, grads, trace, pending, lam, start):
-        flows = kept(network.graph, lam)
-        return self._with_history(network, grads, trace, flows, start.t > 0)
+    def with_history(self, network, grads, trace, pending, lam, t, reset):
+        return self._with_history(network, grads, trace, kept(network.graph, lam), t > 0)
 
     def advance(self, network, trace, pending, window):
         return self._backwards(network.graph, window, True)[1]
