@@ -180,26 +180,22 @@ class Partition(Dataflow):
                 left -= set(found[-1])
         return found
 
-    def _cycle(self, members: Collection[int]) -> set:
-        """The results of equations on the way from these carries to their next values."""
-        # backwards from the next values, along equations that depend on these carries
-        mask = sum(1 << k for k in members)
-        wanted, found = set(_values(self.new[k] for k in members)), set()
-        for eqn in reversed(self.jaxpr.eqns):
-            if not wanted.isdisjoint(eqn.outvars) and self.bits(eqn.outvars[0]) & mask:
-                found.update(eqn.outvars)
-                wanted.update(_values(eqn.invars))
-        return found
-
     def _level_of_sets(self) -> None:
         """The level of every value: even inside of a loop, odd between two loops.
 
         A value that a costly equation outside of the cycles makes of a loop's values stands after
         that loop, and carries that need it move in a later one.
         """
+        inside: dict[Any, int] = {}  # value -> set of carries on whose way it stands
+        for s, members in enumerate(self._sets):
+            # backwards from the next values, along equations that depend on these carries
+            mask = sum(1 << k for k in members)
+            wanted = set(_values(self.new[k] for k in members))
+            for eqn in reversed(self.jaxpr.eqns):
+                if not wanted.isdisjoint(eqn.outvars) and self.bits(eqn.outvars[0]) & mask:
+                    inside.update(dict.fromkeys(eqn.outvars, s))
+                    wanted.update(_values(eqn.invars))
         # levels rise until none changes: a loop stands behind all that it reads
-        cycles = [self._cycle(members) for members in self._sets]
-        inside = {v: s for s, cycle in enumerate(cycles) for v in cycle}
         levels, changed = [0] * len(self._sets), True
         while changed:
             of = dict.fromkeys((*self.jaxpr.invars, *self.jaxpr.constvars), -1)
@@ -207,9 +203,9 @@ class Partition(Dataflow):
             reached = list(levels)
             for eqn in self.jaxpr.eqns:
                 level = max((of[v] for v in _values(eqn.invars)), default=-1)
-                s = inside.get(eqn.outvars[0])
-                if s is not None:
-                    level = reached[s] = max(level + level % 2, reached[s])
+                own = inside.get(eqn.outvars[0])
+                if own is not None:
+                    level = reached[own] = max(level + level % 2, reached[own])
                 elif opens_a_level(eqn):
                     level += 1 - level % 2
                 of.update(dict.fromkeys(eqn.outvars, level))

@@ -100,18 +100,16 @@ def _piece(positions: np.ndarray, group: tuple[int, ...]) -> Piece | None:
     # each axis that is not repeated is one axis of the group, or some neighbours as one
     used: dict[int, tuple[int, int]] = {}
     for place, (stride, n) in enumerate(zip(strides, shape, strict=True)):
-        axis = _last_with_stride(group, stride) if stride else None
+        # the last axis of the group that has this stride
+        axes = (
+            k for k in range(len(group)) if group[k] > 1 and math.prod(group[k + 1 :]) == stride
+        )
+        axis = next(axes, None) if stride else None
         if stride and (axis is None or axis in used):
             return None
         if axis is not None:
             used[axis] = n, place
     return _with_axes(group, used, first, shape)
-
-
-def _last_with_stride(group: tuple[int, ...], stride: int) -> int | None:
-    return next(
-        (k for k, n in enumerate(group) if n > 1 and math.prod(group[k + 1 :]) == stride), None
-    )
 
 
 def _with_axes(

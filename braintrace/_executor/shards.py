@@ -137,17 +137,17 @@ def _call(body: Callable, axes: Axes, *args) -> tuple:
     token = _typed.set(True)
     try:
         with _jax.checked(False):
-            closed = jax.make_jaxpr(flat)(*(_untyped(leaves[k]) for k in where))
+            # shapes and dtypes alone, without the axes that their types name
+            plain = (
+                jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(typed, 'weak_type', False))
+                for x, typed in ((leaves[k], jax.typeof(leaves[k])) for k in where)
+            )
+            closed = jax.make_jaxpr(flat)(*plain)
     finally:
         _typed.reset(token)
     jaxpr, consts = _jax.closed_jaxpr(closed)
     operands = spread([*consts, *(leaves[k] for k in where)], axes)
     return jax.tree.unflatten(found[0], shards_p.bind(*operands, jaxpr=jaxpr, axes=found[1]))
-
-
-def _untyped(x):
-    weak = getattr(jax.typeof(x), 'weak_type', False)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
 
 
 shards_p = _jax.Primitive('braintrace_shards')
