@@ -47,13 +47,6 @@ class Signals(NamedTuple):
     l: dict[str, jax.Array]  # noqa: E741
 
 
-class Row(NamedTuple):
-    """Derivatives of one new state, by the old states of its group and by each related y."""
-
-    to_old: Vector
-    to_y: dict[str, jax.Array | None]
-
-
 class Probes(NamedTuple):
     """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops
     around it), one on each new state, and the old virtual states.
@@ -365,7 +358,7 @@ class Executor:
 
         new, pull = jax.vjp(new_states, hidden, free)
         rows = self._rows(PullBack(pull, new), new)
-        d = {g.name: tuple(rows[s].to_old for s in g.states) for g in graph.hidden_groups}
+        d = {g.name: tuple(rows[s][0] for s in g.states) for g in graph.hidden_groups}
         df: dict[str, dict[str, Vector]] = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel in graph.hidden_param_op_relations:
             # elements of y that feed several positions: D_f entry by entry, forward in time
@@ -377,7 +370,7 @@ class Executor:
             along = self._along(of_y, free[rel.key]) if wide else None
             for g, coords in zip(rel.groups, rel.coordinates, strict=True):
                 # position by position: the rows are D_f already
-                of_group = tuple(rows[s].to_y[rel.key] for s in g.states)
+                of_group = tuple(rows[s][1][rel.key] for s in g.states)
                 if coords.added and along is not None:
                     there = [f is not None for f in of_group]
                     of_group = self._at_entries(coords, g, along, there)
@@ -409,9 +402,9 @@ class Executor:
                     total[k] = jnp.where(mine, x, rest)
         return tuple(total)
 
-    def _rows(self, pull: PullBack, new: list) -> dict[int, Row]:
-        """The rows of D and D_f of every hidden state, from ones on the new states of one index in
-        a set of independent groups.
+    def _rows(self, pull: PullBack, new: list) -> dict[int, tuple[Vector, dict]]:
+        """The rows of D and D_f of every hidden state, by the old states of its group and by each
+        related y, from ones on the new states of one index in a set of independent groups.
         """
         graph, slot = self.graph, {c: k for k, c in enumerate(self.graph.states)}
         old_reads, y_reads = pull.reads
@@ -425,10 +418,9 @@ class Executor:
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
-                    rows[group.states[index]] = Row(
-                        tuple(to_old[k] if here in old_reads[k] else None for k in olds),
-                        {k: y if here in y_reads[k] else None for k, y in to_y.items()},
-                    )
+                    of_old = tuple(to_old[k] if here in old_reads[k] else None for k in olds)
+                    of_y = {k: y if here in y_reads[k] else None for k, y in to_y.items()}
+                    rows[group.states[index]] = of_old, of_y
         return rows
 
     def _along(self, new_states: Callable, y: jax.Array) -> Callable:

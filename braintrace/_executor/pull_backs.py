@@ -75,41 +75,37 @@ class PullBack:
             results = _jax.evaluate(self._jaxpr, self._consts, arrays)
         else:
             # the first leaf, the cotangent of the loss, is gated along the way
-            gate = _Gate(self._sets[0], counts)
-            results = gate.results(self._jaxpr, self._consts, arrays, self._sets)
+            given = self._jaxpr, self._consts, arrays, self._sets
+            results = _gated(*given, self._sets[0], counts)
         return jax.tree.unflatten(self._results, results)
 
 
-class _Gate(NamedTuple):
-    """An evaluation in which what depends on ``first`` alone becomes zero, unless it ``counts``,
-    where it meets other values and where it ends. A zero cotangent would not do: zero times what is
-    not a number is none.
+def _gated(
+    jaxpr, consts: list, args: list, sets: list[Read], first: Read, counts: jax.Array
+) -> list:
+    """The results of a jaxpr on inputs that depend on these ``sets``, in which what depends on
+    ``first`` alone becomes zero, unless it ``counts``, where it meets other values and where it
+    ends. A zero cotangent would not do: zero times what is not a number is none.
     """
+    reads = _reads(jaxpr, sets)
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
-    first: Read
-    counts: jax.Array
+    def value(v, alone: bool):
+        x = _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
+        gated = not alone and reads(v) == first
+        return jnp.where(counts, x, jnp.zeros_like(x)) if gated else x
 
-    def results(self, jaxpr, consts: list, args: list, sets: list[Read]) -> list:
-        """The results of a jaxpr on inputs that depend on these ``sets``."""
-        reads = _reads(jaxpr, sets)
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-        def value(v, alone: bool):
-            x = _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
-            gated = not alone and reads(v) == self.first
-            return jnp.where(self.counts, x, jnp.zeros_like(x)) if gated else x
-
-        for eqn in jaxpr.eqns:
-            # what depends on the loss alone stays as it is until it meets another value
-            alone = all(reads(v) == self.first for v in eqn.outvars)
-            ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
-            if _is_call(eqn):
-                body = _jax.closed_jaxpr(eqn.params['jaxpr'])
-                outs = self.results(*body, ins, [reads(v) for v in eqn.invars])
-            else:
-                outs = _jax.bind(eqn, *ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [value(v, False) for v in jaxpr.outvars]
+    for eqn in jaxpr.eqns:
+        # what depends on the loss alone stays as it is until it meets another value
+        alone = all(reads(v) == first for v in eqn.outvars)
+        ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
+        if _is_call(eqn):
+            body = _jax.closed_jaxpr(eqn.params['jaxpr'])
+            outs = _gated(*body, ins, [reads(v) for v in eqn.invars], first, counts)
+        else:
+            outs = _jax.bind(eqn, *ins)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [value(v, False) for v in jaxpr.outvars]
 
 
 def _is_call(eqn) -> bool:

@@ -41,30 +41,29 @@ from ._places import in_automatic_axes
 from ._state import OnlineState, flatten_paths, goes_on, put_back
 
 
-class Border(NamedTuple):
-    """What a window does with traces: ``keep`` the factors of its steps; the trace that moves
-    inside (``moving``, with the step count before each step), None for none; ``credit(world)``, a
-    further loss of the world after it, None for none.
-    """
-
-    keep: bool
-    moving: tuple[Any, jax.Array] | None = None
-    credit: Callable | None = None
-
-
 def observe_together(
-    compiled, step: Callable, given, world, part: Sequence, held: list, border: Border
+    compiled,
+    step: Callable,
+    given,
+    world,
+    part: Sequence,
+    held: list,
+    keep: bool,
+    moving: tuple[Any, jax.Array] | None,
+    credit: Callable | None,
 ) -> Together:
     """Several steps under one pull-back, in which nothing is cut.
 
     ``step(cell, given, world, at) -> (([weighed loss, penalty], shown), world)`` is a step like
     that of ``Compiled.observe``, with or without a penalty; the first part of a world is the carry.
+    ``keep``: with the factors of the steps. ``moving``: the trace that moves inside, with the step
+    count before each step. ``credit(world)``: a further loss of the world after them.
     """
     executor, zeros = compiled.executor, compiled.executor.zero_probes()
-    trace, ts = border.moving or (None, None)
+    trace, ts = moving or (None, None)
 
     def run(given, hidden, virtual, probes):
-        one = partial(_one_step, compiled, step, given, held, border.keep)
+        one = partial(_one_step, compiled, step, given, held, keep)
 
         def turn(state, at):
             *state, virtual = state
@@ -81,7 +80,7 @@ def observe_together(
         start = (executor.with_states(world[0], hidden), *world[1:]), trace, virtual
         (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
         total = losses.sum()
-        return total if border.credit is None else total + border.credit(end), (end, last, *others)
+        return total if credit is None else total + credit(end), (end, last, *others)
 
     probes = {key: jnp.zeros((len(part.mask), *p.shape), p.dtype) for key, p in zeros.y.items()}
     args = given, executor.old_states(world[0]), zeros.virtual, probes
@@ -524,8 +523,8 @@ class ObservedStep:
         if part.penalties is not None:
             part = part._replace(counts=part.mask != 0)
         given = [leaves[i] for i in chosen]
-        border = Border(keep, carried, credit)
-        seen = observe_together(self.compiled, step, given, world, part, self.held, border)
+        window = given, world, part, self.held, keep, carried, credit
+        seen = observe_together(self.compiled, step, *window)
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 

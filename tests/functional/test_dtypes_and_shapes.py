@@ -58,11 +58,6 @@ X = draw(T, B, I, scale=1.5)
 W, V = draw(I, N), draw(B, N)
 
 
-def integrator(ops, p, h, x):
-    h = 0.8 * h + jnp.tanh(ops.matmul(x, p['w']))
-    return h, h
-
-
 # -- trees and units -------------------------------------------------------------------------------
 
 

@@ -202,5 +202,5 @@ def test_quantities_are_shown_as_mantissas():
 
 @pytest.mark.parametrize('rule', [None, rules.rtrl()], ids=str)
 def test_a_rule_without_such_factors_is_refused(rule):
-    with pytest.raises(OptionError, match='give a learner with rules.d_rtrl'):
+    with pytest.raises(OptionError, match='give a learner with braintrace.rules.d_rtrl'):
         functional.online(cell, rule).observed(loss)
