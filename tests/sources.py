@@ -162,12 +162,17 @@ LAZY = {
 
 @functools.cache
 def exports(module: str) -> frozenset[str]:
-    """The names that a module offers: its ``__all__``, or its public names where it has none."""
+    """The names that a module offers: its ``__all__``, or its public names where it has none, of
+    the front door of a floor those that it imports.
+    """
     source, own = MODULES[module], assigned(MODULES[module].tree)
     if '__all__' not in own:
         defined = {
             node.name for node in source.tree.body if isinstance(node, Function | ast.ClassDef)
         }
+        if source.path.endswith('__init__.py'):
+            imports = [node for node in source.tree.body if isinstance(node, ast.ImportFrom)]
+            defined |= {alias.asname or alias.name for node in imports for alias in node.names}
         return frozenset(
             name for name in defined | set(own) if not name.startswith('_') or name.endswith('__')
         )

@@ -16,30 +16,17 @@ from .shards import (
     without_types,
 )
 from .traced_step import VARIES, Steps, TracedStep, even
-from .transition import *
-from .transition import __all__ as _transition
-
-__all__ = [
-    'Axes',
-    'Executor',
-    'Factors',
-    'Probes',
-    'Signals',
-    'Steps',
-    'VARIES',
-    'TracedStep',
-    'axes_of',
-    'each',
-    'even',
-    'feedback_weights',
-    'gathered',
-    'in_shards',
-    'over_time',
-    'share',
-    'spread',
-    'summed_twice',
-    'stopped',
-    'varying',
-    'without_types',
-    *_transition,
-]
+from .transition import (
+    Transition,
+    Vector,
+    add,
+    apply,
+    closure,
+    compose,
+    dense,
+    dot,
+    filled,
+    identity,
+    is_read,
+    pull,
+)

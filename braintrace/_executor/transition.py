@@ -15,21 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = [
-    'Transition',
-    'Vector',
-    'add',
-    'apply',
-    'closure',
-    'compose',
-    'dense',
-    'dot',
-    'filled',
-    'identity',
-    'is_read',
-    'pull',
-]
-
 Vector = tuple[Any, ...]
 Transition = tuple[Vector, ...]
 

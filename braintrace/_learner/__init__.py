@@ -19,19 +19,3 @@ from .synthetic import (
     DNI,
     train_synthetic_gradient,
 )
-
-__all__ = [
-    'DNI',
-    'D_RTRL',
-    'ES_D_RTRL',
-    'ETraceLearner',
-    'ModelStates',
-    'check_model',
-    'compile',
-    'compile_etrace_graph',
-    'evaluate',
-    'learner_named',
-    'plain',
-    'shell_of',
-    'train_synthetic_gradient',
-]

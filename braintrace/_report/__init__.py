@@ -3,5 +3,3 @@
 from .report import Report, make_report, report
 from .rows import Share, message, placed
 from .texts import summary
-
-__all__ = ['Report', 'Share', 'make_report', 'message', 'placed', 'report', 'summary']

@@ -1,6 +1,6 @@
 """Online learning rules as pure functions over factors.
 
-What stands in ``__all__`` is what a rule above this floor is made of, as those of
+What is imported here is what a rule above this floor is made of, as those of
 ``braintrace/extra/_wide``.
 """
 
@@ -44,54 +44,3 @@ from .rule import (
     WritesAtOnce,
 )
 from .stepwise import NoHistory, StepRule, Stepwise
-
-__all__ = [
-    'DRTRL',
-    'ESDRTRL',
-    'Entry',
-    'Feedback',
-    'MOST_PENDING',
-    'Network',
-    'NoHistory',
-    'OpGradients',
-    'Pair',
-    'Rule',
-    'Stored',
-    'Trace',
-    'VIEWS',
-    'View',
-    'Window',
-    'StepRule',
-    'Stepwise',
-    'Windowed',
-    'WritesAtOnce',
-    'accumulate',
-    'add_gradients',
-    'after',
-    'alive',
-    'anywhere',
-    'apart',
-    'at_entries',
-    'by_pair',
-    'counting',
-    'empty_factors',
-    'entry_dtype',
-    'factored_gradient',
-    'held_dtype',
-    'joined',
-    'of_rows',
-    'op_gradient',
-    'outside_loops',
-    'pairs',
-    'read',
-    'represented',
-    'reset_later',
-    'same_step',
-    'solve',
-    'to_y',
-    'transport',
-    'uncounted',
-    'where_lanes',
-    'without_x',
-    'zeros',
-]
