@@ -98,9 +98,9 @@ class StepRule(Stepwise, PositionWise):
     after a step with the op's input ``x`` (None: it has none). After a reset the e that it gets is
     zero, an array whose axis 0 is as long as the batch in the samples that were reset. ``read(pair,
     e, lam)`` returns gradients by the name of a weight; one that is left out has no history. An op
-    in a loop of the step has an axis for the turns in front of x and df. Where an element of y feeds
-    several positions of the states, as a weight of a neuron does in each sample, ``coords`` has
-    ``pair.coords.added`` axes more than y, in front of its axis ``pair.coords.axis``.
+    in a loop of the step has an axis for the turns in front of x and df. Where an element of y
+    feeds several positions of the states, as a weight of a neuron does in each sample, ``coords``
+    has ``pair.coords.added`` axes more than y, in front of its axis ``pair.coords.axis``.
 
     Raises :class:`braintrace.errors.RuleContractError`, when the step is compiled, for other names
     and shapes. The tutorial "A learning rule of your own" makes a rule and checks it.
