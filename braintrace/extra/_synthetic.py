@@ -112,6 +112,7 @@ class Bootstrap(Around):
                 'Make it with `learner.group_signal_shapes()`.'
             )
         self.apply, self.state = model.apply, state(model.param_values())
+        self.state.apply = model.apply
         return {'synthetic': self.state}
 
     def own(self, weights):
