@@ -9,7 +9,9 @@
   are evaluated there.
 
 What passes from one part to another is stored for each step: the least number of bytes from which
-the rest follows by cheap equations, a minimal cut.
+the rest follows by cheap equations, a minimal cut. ``python benchmarks/parts.py``: beside a step in
+three plain parts, in which nothing is computed again, the gradient of an LRU takes 0.6 of the time,
+of an LSTM 0.9, of a GRU 1.0, in 0.5 to 1.0 of its memory.
 """
 
 from __future__ import annotations
