@@ -10,8 +10,8 @@
 
 What passes from one part to another is stored for each step: the least number of bytes from which
 the rest follows by cheap equations, a minimal cut. ``python benchmarks/parts.py``: beside a step in
-three plain parts, in which nothing is computed again, the gradient of an LRU takes 0.6 of the time,
-of an LSTM 0.9, of a GRU 1.0, in 0.5 to 1.0 of its memory.
+three plain parts, in which nothing is computed again, a gradient takes of the time, with a dropped
+and a kept trace: LRU 0.57, 0.76; LSTM 0.92, 0.94; GRU 1.00, 0.95; a sample of 64 units 0.96, 1.25.
 """
 
 from __future__ import annotations
@@ -272,12 +272,14 @@ class Partition(Dataflow):
             own = {v for v in own if self._level.get(v) == level}
             # values from outside; what is cheap is computed again inside of the loop
             edge = {v for v in reads if self.varies(v) and self._level[v] < level}
-            outer = self._in_order(self.cut(edge))
+            outer = self.cut(edge)
             inside += self.needed(edge, outer)
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
             equations = tuple(sorted(inside, key=self._place))
-            loops.append(LoopPart(carries, equations, outer, self._in_order(stacked)))
-            wanted, given = wanted | set(outer), given | stacked
+            loops.append(
+                LoopPart(carries, equations, self._in_order(outer), self._in_order(stacked))
+            )
+            wanted, given = wanted | outer, given | stacked
         return tuple(reversed(loops))
 
     def _in_order(self, values: Collection) -> tuple:

@@ -167,7 +167,8 @@ class Blocks:
         kept = zip(parts.old, state, parts.kept, strict=True)
         self._constant.update(given)
         self._constant.update((v, x) for v, x, same in kept if same)
-        rest = [eqn for eqn in parts.constant if eqn not in repeats]
+        repeated = self._constant.repeated
+        rest = [eqn for eqn in parts.constant if eqn.outvars[0] not in repeated]
         _jax.evaluate_into(self._constant, rest)
 
     def values(self, given: Iterable = ()) -> ChainMap:

@@ -72,7 +72,7 @@ class DNI(ETraceLearner):
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Take another synthesizer, with its first parameters."""
         around = Bootstrap(model=_checked(synthesizer))
-        if self._own() is not None:
+        if self._own() is not None:  # what does not fit is refused before anything changes
             self._begin(around, self.graph)
         self.around, self.synthesizer = around, synthesizer
 

@@ -96,7 +96,7 @@ class Rule(ABC):
     def __repr__(self) -> str:
         """The call of ``braintrace.rules`` that makes it; a saved learner has it."""
         # a dtype is written by its name
-        text = lambda value: repr(value.name if isinstance(value, np.dtype) else value)  # noqa: E731
+        text = lambda value: repr(value.name if isinstance(value, np.dtype) else value)
         shown = [
             repr(value) if f.default is MISSING else f'{f.name}={text(value)}'
             for f in fields(self)

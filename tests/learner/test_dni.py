@@ -92,6 +92,7 @@ def test_calls_without_windows_and_other_synthesizers_are_refused():
         braintrace.DNI(Net(), synthesizer=len)
     with pytest.raises(StructureError, match=r"for groups \{'h': \(2, 2\)\}"):
         learner.attach_synthesizer(braintrace.SyntheticGradient({'h': (2, 2)}))
+    assert learner.synthesizer is None and learner.around.apply == learner.synthetic.apply
     for window, found in ((0, 'window is 0'), (None, 'int below'), (len(xs), 'int below')):
         with pytest.raises(OptionError, match=found):
             braintrace.train_synthetic_gradient(learner, xs, ys, step_fn=step_fn, window=window)
