@@ -18,6 +18,7 @@ MODULES = (
     *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
     'first_calls',
     *('figures', 'tables', 'pages', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
+    'parts',
 )
 
 
@@ -320,6 +321,15 @@ def test_readme_and_page_are_those_of_the_results_that_are_kept(bench):
     assert bench.report.page(found, path.stem) == (ROOT / 'docs' / 'performance.md').read_text(
         encoding='utf-8'
     )
+
+
+def test_the_step_in_plain_parts_is_another_program_with_the_same_gradient(bench):
+    spec = bench.models.Spec('mingru', 6, 6, 5, 2)
+    runs = [bench.parts.compiled(spec, keep=False, plain=plain) for plain in (False, True)]
+    (ours, _, length), (plain, _, plain_length) = runs
+    assert length != plain_length
+    for found, wanted in zip(*(jax.tree.leaves(call()) for call in (ours, plain)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
