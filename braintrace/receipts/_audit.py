@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,7 @@ import numpy as np
 from .. import functional
 from .._tables import Table, as_html, as_text
 from ..verify import bptt_gradients, hidden_jacobians
-from ._capture import capture
-
-__all__ = ['Audit', 'audit']
+from ._capture import Record, capture
 
 AGREES = 1e-9  # of float64, relative to the largest entry
 
@@ -120,11 +119,13 @@ def audit(learner, params, state, xs, ys, loss='half_mse', *, reduction: str = '
         total = bptt_gradients(
             online.cell, params, carry, xs, ys, lambda o, y: recording.loss.total(o, (y, ones))
         )
-        measures = [_Measured(online, params, _at(run.steps, k), xs[k]) for k in range(len(xs))]
-        groups = _worst(GroupRow, [m.groups() for m in measures])
-        relations = _worst(RelationRow, [m.relations() for m in measures])
-        beside = _beside_bptt(online, grads, total, len(xs))
-        return Audit(str(online.rule), len(xs), groups, relations, beside)
+        groups, relations = [], []
+        for k, x in enumerate(xs):
+            record = jax.tree.map(lambda a, k=k: a[k], run.steps)
+            groups.append(_groups(online, params, record, x))
+            relations.append(_relations(online, params, record, x))
+        rows = _worst(GroupRow, groups), _worst(RelationRow, relations)
+        return Audit(str(online.rule), len(xs), *rows, _parameters(online, grads, total, len(xs)))
 
 
 def _fresh(learner) -> functional.OnlineLearner:
@@ -140,88 +141,63 @@ def _double(leaf):
     return jnp.asarray(leaf, jnp.float64 if leaf.dtype.kind == 'f' else leaf.dtype)
 
 
-def _at(tree, k: int):
-    return jax.tree.map(lambda a: a[k], tree)
-
-
-class _Measured(NamedTuple):
-    """One observed step of a learner."""
-
-    learner: functional.OnlineLearner
-    params: Any
-    record: Any
-    x: jax.Array
-
-    def groups(self) -> list[GroupRow]:
-        whole, kept = hidden_jacobians(self.learner, self.params, self.record.carry_before, self.x)
-        observed = self.record.observed.d
-        return [
-            GroupRow(g.name, *self._beside(observed[g.name], whole, kept, self._own(g)))
-            for g in self.learner.graph.hidden_groups
-        ]
-
-    def _own(self, group) -> str:
-        """The name of a group in the step without a filter."""
-        graph = self.learner.graph
-        compiled = graph if graph.seen is None else graph.seen[1]
-        return next(g.name for g in compiled.hidden_groups if g.states[0] in group.states)
-
-    def _beside(self, d, whole, kept, name) -> tuple[float, float]:
-        block = np.asarray(kept[name][name])
-        shape, states = block.shape[: block.ndim // 2 - 1], block.shape[-1]
-        n = int(np.prod(shape))
-        flat = block.reshape(n, states, n, states)
-        there = np.arange(n)
-        wanted = flat[there, :, there, :]  # position, new state, old state
+def _groups(learner, params, record: Record, x) -> list[GroupRow]:
+    """The D of one observed step beside reverse mode through the step."""
+    graph, rows = learner.graph, []
+    whole, kept = hidden_jacobians(learner, params, record.carry_before, x)
+    compiled = graph if graph.seen is None else graph.seen[1]  # the step without a filter
+    for group in graph.hidden_groups:
+        name = next(g.name for g in compiled.hidden_groups if g.states[0] in group.states)
+        block, observed = np.asarray(kept[name][name]), record.observed.d[group.name]
+        *shape, states = block.shape[: block.ndim // 2]
+        units = math.prod(shape)
+        # Of the Jacobian of a group the blocks of each unit by itself: by unit, new and old state.
+        wanted = np.einsum('nsnr->nsr', block.reshape(units, states, units, states))
         got = np.zeros_like(wanted)
-        for s in range(states):
-            for r in range(states):
-                if d[s][r] is not None:
-                    got[:, s, r] = np.broadcast_to(d[s][r], shape).ravel()
-        mass = sum(float(np.sum(np.square(part))) for part in whole[name].values())
-        left = mass - 2 * float(np.sum(wanted * _diagonal(whole[name][name], n, states)))
-        left += float(np.sum(wanted**2))
-        size = max(float(np.abs(wanted).max()), 1e-300)
-        return float(np.abs(got - wanted).max()) / size, max(left, 0.0) / mass if mass else 0.0
-
-    def relations(self) -> list[RelationRow]:
-        observed, found = self.record.observed, []
-        for relation in self.learner.graph.hidden_param_op_relations:
-            for group in relation.groups:
-                paths = relation.paths.get('weight', ())
-                plain = relation.primitive.name == 'etp_mm' and len(paths) == 1
-                error = self._of_weight(relation, group, paths[0], observed) if plain else None
-                found.append(RelationRow(relation.key, group.name, error))
-        return found
-
-    def _of_weight(self, relation, group, path: str, observed) -> float:
-        """The distance of ``D_f (x) x`` from the derivative of the new states by the weight."""
-        carry, names = self.record.carry_before, list(self.learner.routes)
-        leaves, tree = jax.tree.flatten(self.params)
-        place, program = names.index(path), self.learner.graph.program
-        own = [(i, s) for i, s in enumerate(group.states) if s not in program.virtual_states]
-
-        def new(weight):
-            params = jax.tree.unflatten(tree, [*leaves[:place], weight, *leaves[place + 1 :]])
-            states = program.apart(jax.tree.leaves(self.learner.cell(params, carry, self.x)[1]))
-            return [states[s] for _, s in own]
-
-        wanted = jax.jit(jax.jacrev(new))(leaves[place])
-        x, df = observed.x[relation.key], observed.df[relation.key][group.name]
-        worst = size = 0.0
-        for (i, _), want in zip(own, wanted, strict=True):
-            if want.ndim != 4 or want.shape[2:] != (x.shape[1], want.shape[1]):
-                return float('nan')
-            d = jnp.zeros(want.shape[:2]) if df[i] is None else df[i]
-            got = jnp.einsum('bi,bn,nm->bnim', x, d, jnp.eye(want.shape[1]))
-            worst = max(worst, float(jnp.abs(got - want).max()))
-            size = max(size, float(jnp.abs(want).max()))
-        return worst / size if size else worst
+        for s, r in np.ndindex(states, states):
+            if (d := observed[s][r]) is not None:
+                got[:, s, r] = np.broadcast_to(d, shape).ravel()
+        mass = sum(float(jnp.sum(whole[name][old] ** 2)) for old in whole[name])
+        left = sum(float(jnp.sum((whole[name][old] - kept[name][old]) ** 2)) for old in whole[name])
+        error = float(np.abs(got - wanted).max()) / max(float(np.abs(wanted).max()), 1e-300)
+        rows.append(GroupRow(group.name, error, left / mass if mass else 0.0))
+    return rows
 
 
-def _diagonal(block, n: int, states: int) -> np.ndarray:
-    there = np.arange(n)
-    return np.asarray(block).reshape(n, states, n, states)[there, :, there, :]
+def _relations(learner, params, record: Record, x) -> list[RelationRow]:
+    rows = []
+    for relation in learner.graph.hidden_param_op_relations:
+        paths = relation.paths.get('weight', ())
+        plain = relation.primitive.name == 'etp_mm' and len(paths) == 1
+        for group in relation.groups:
+            of = learner, params, record, x, relation, group
+            error = _of_weight(*of, paths[0]) if plain else None
+            rows.append(RelationRow(relation.key, group.name, error))
+    return rows
+
+
+def _of_weight(learner, params, record: Record, x, relation, group, path: str) -> float:
+    """The distance of ``D_f (x) x`` from the derivative of the new states by the weight."""
+    leaves, tree = jax.tree.flatten(params)
+    place, program = list(learner.routes).index(path), learner.graph.program
+    own = {i: s for i, s in enumerate(group.states) if s not in program.virtual_states}
+
+    def new(weight):
+        changed = jax.tree.unflatten(tree, [*leaves[:place], weight, *leaves[place + 1 :]])
+        carry = learner.cell(changed, record.carry_before, x)[1]
+        states = program.apart(jax.tree.leaves(carry))
+        return {i: states[s] for i, s in own.items()}
+
+    read, df = record.observed.x[relation.key], record.observed.df[relation.key][group.name]
+    worst = size = 0.0
+    for i, want in jax.jit(jax.jacrev(new))(leaves[place]).items():
+        if want.ndim != 4 or want.shape[2:] != (read.shape[1], want.shape[1]):
+            return float('nan')
+        d = jnp.zeros(want.shape[:2]) if df[i] is None else df[i]
+        got = jnp.einsum('bi,bn,nm->bnim', read, d, jnp.eye(want.shape[1]))
+        worst = max(worst, float(jnp.abs(got - want).max()))
+        size = max(size, float(jnp.abs(want).max()))
+    return worst / size if size else worst
 
 
 def _worst(kind, steps: list) -> tuple:
@@ -233,7 +209,8 @@ def _worst(kind, steps: list) -> tuple:
     return tuple(found)
 
 
-def _beside_bptt(online, grads, total, steps: int) -> tuple[ParameterRow, ...]:
+def _parameters(online, grads, total, steps: int) -> tuple[ParameterRow, ...]:
+    """The mean gradient of the steps beside that of BPTT of their sum."""
     rows = []
     for path, g, w in zip(online.routes, *map(jax.tree.leaves, (grads, total)), strict=True):
         if g.dtype != jax.dtypes.float0:

@@ -15,8 +15,6 @@ from ._cells import Cell
 from ._losses import Loss, loss_of
 from ._topology import Topology, check_rule, topology_of
 
-__all__ = ['Block', 'Record', 'Recording', 'Run', 'capture']
-
 ARRAYS = ('inline', 'npz', 'sample')
 PENDING = '(pending)'  # in a learner's trace: steps that are not yet written
 PRECISIONS = ('highest', 'tf32', 'bf16')
@@ -267,7 +265,7 @@ class Recording:
     def _check_window(self, params) -> None:
         if self._narrow(_dtype(params)):
             raise NotSupportedError(
-                'the trace is stored in a narrow dtype, and a sequence rounds it at other  steps '
+                'the trace is stored in a narrow dtype, and a sequence rounds it at other steps '
                 'than single steps do. Record single steps, or leave trace_dtype out.'
             )
 

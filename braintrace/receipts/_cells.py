@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from .. import matmul
 from ..errors import OptionError
 
-__all__ = ['Cell']
-
 TRIANGLE = {'name': 'triangle', 'parameters': {'width': 1.0, 'height': 0.3}}
 STATES = {'rnn': ('h',), 'lif': ('V', 'z'), 'alif': ('V', 'a', 'z')}
 

@@ -22,8 +22,6 @@ from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
 
-__all__ = ['Fields', 'direct_signals', 'named', 'with_nodes']
-
 NOISE = 256  # roundings of the terms: what is less beside them is no path of its own
 
 
@@ -191,20 +189,16 @@ def with_nodes(receipt: dict, dtype, arrays: str, file: str) -> dict:
 
     with_arrays(receipt, wide)
 
-    def sampled_beside(path: str, size: int) -> set[int]:
-        """The indices that samples of the trace after the step have."""
-        stem, also = path.rpartition('/')[0].replace('before', 'after', 1), set[int]()
-        for other, value in flat.items():
-            if other.rpartition('/')[0] == stem and value is not None:
-                also.update(sample_indices(array_digest(value), size))
-        return also
-
     def node_of(path, _):
         value, also = flat[path], set[int]()
         if value is None:
             return None
         if arrays == 'sample' and np.size(value) > INLINE and path.startswith('traces_before/'):
-            also = sampled_beside(path, value.size)
+            # Also at the indices that samples of the trace after the step have.
+            stem = path.rpartition('/')[0].replace('before', 'after', 1)
+            for other, after in flat.items():
+                if other.rpartition('/')[0] == stem and after is not None:
+                    also.update(sample_indices(array_digest(after), value.size))
         return node(value, path, arrays=arrays, file=file, also=also)
 
     return with_arrays(receipt, node_of)

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from ..errors import OptionError, StructureError
 
-__all__ = ['Loss', 'loss_of']
-
 
 def _half_mse(outputs, targets):
     return 0.5 * jnp.sum((outputs - targets) ** 2, -1)

@@ -6,7 +6,7 @@ import difflib
 import uuid
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,24 @@ import numpy as np
 
 from braintrace_receipts.canonical import emit, spec_digest
 from braintrace_receipts.files import write_files
+from braintrace_receipts.optimizers import OPTIMIZERS
 
 from ..errors import OptionError, StructureError
 from ._capture import Record, Recording, Run
 from ._entries import Fields, direct_signals, named, with_nodes
 
-__all__ = ['Recorder']
-
 CONFIG = ('lr', 'momentum', 'nesterov', 'b1', 'b2', 'eps', 'eps_root', 'weight_decay')
-SLOTS = {'sgd': (), 'momentum': ('trace',), 'adam': ('mu', 'nu'), 'adamw': ('mu', 'nu')}
+ADAM = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-8}  # the defaults of optax
+
+
+class Update(NamedTuple):
+    """What an optimiser did behind a step; all None where it did nothing."""
+
+    updates: Any = None
+    opt_before: Any = None
+    opt_after: Any = None
+    params_after: Any = None
+    lr: float | None = None
 
 
 class Recorder:
@@ -125,8 +134,8 @@ class Recorder:
         if np.any(np.asarray(record.mask) < 0):
             raise OptionError('mask has a negative weight; a lane counts with a weight from 0 on.')
         record = record._replace(carry_before=state.carry)
-        update = updates, opt_before, opt_after, params_after, lr
-        self._put([self._line(params, inputs, targets, record, initial, update, None)])
+        update = Update(updates, opt_before, opt_after, params_after, lr)
+        self._put([self._line(self.step, params, inputs, targets, record, initial, update)])
 
     def write_sequence(
         self,
@@ -141,22 +150,22 @@ class Recorder:
     ) -> None:
         """Write the steps of a :class:`Run`, and the update at its end; all of them or none."""
         _of_type('run', run, Run, 'Recording.sequence_grad returned')
-        run, nothing = jax.tree.map(_on_host, run), (None, None, None, None, None)
-        length, lines = len(run.weights), []
+        run, length, lines = jax.tree.map(_on_host, run), len(run.weights), []
         for i in range(length):
-            record, x, y = _at(i, (run.steps, run.inputs, run.targets))
-            last = i == length - 1
+            record, x, y = jax.tree.map(lambda a, i=i: a[i], (run.steps, run.inputs, run.targets))
+            initial = run.initial if np.any(record.reset) else None
+            update = Update()
             window = {
                 'index': i,
                 'length': length,
                 'reduction': 'mean',
                 'weight': float(str(run.weights[i])),
                 'divisor': float(str(run.weights.sum())) or 1.0,
-                **({'gradients': run.gradients} if last else {}),
             }
-            update = (updates, opt_before, opt_after, params_after, lr) if last else nothing
-            initial = run.initial if np.any(record.reset) else None
-            lines.append(self._line(params, x, y, record, initial, update, window, i))
+            if i == length - 1:
+                update = Update(updates, opt_before, opt_after, params_after, lr)
+                window['gradients'] = self._topology.learned(run.gradients)
+            lines.append(self._line(self.step + i, params, x, y, record, initial, update, window))
         self._put(lines)
 
     def _put(self, made: list) -> None:
@@ -175,32 +184,25 @@ class Recorder:
         self._begun = self._begun or bool(lines)
 
     def _line(
-        self, params, inputs, targets, record, initial, update, window, ahead: int = 0
+        self,
+        step: int,
+        params,
+        inputs,
+        targets,
+        record: Record,
+        initial,
+        update: Update,
+        window: dict | None = None,
     ) -> tuple[dict, bytes] | None:
-        """Receipt and line of the step ``ahead`` of the next one; None for one that is not kept."""
-        step = self.step + ahead
+        """The receipt of a step and its line; None for a step that is not kept."""
         if step % self.every:
             return None
-        stem = None if self._path is None else self._path.stem
-        record = jax.tree.map(_on_host, record)
-        fields = Fields(self.recording, self._topology, record)
-        given = jax.tree.map(_on_host, (params, inputs, targets, initial))
-        receipt = with_nodes(
-            self._receipt(fields, step, given, update, window),
-            record.outputs.dtype,
-            self.recording.arrays,
-            f'{stem}-{step}.npz',
+        record, params, inputs, targets, initial, after = jax.tree.map(
+            _on_host, (record, params, inputs, targets, initial, update.params_after)
         )
-        receipt['spec_digest'] = spec_digest(receipt)
-        return receipt, emit(receipt)
-
-    def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
-        """The receipt with arrays in the places of their nodes."""
-        topology, record = self._topology, fields.record
-        params, inputs, targets, initial = given
-        before, after = named(topology.params, params), update[3]
-        after = before if after is None else named(topology.params, jax.tree.map(_on_host, after))
-        lanes = len(record.reset)
+        topology, fields = self._topology, Fields(self.recording, self._topology, record)
+        lanes, before = len(record.reset), named(topology.params, params)
+        # First with arrays in the places of their nodes, which are made all at once.
         receipt = {
             'schema': 'braintrace.receipt/1',
             'run_id': self.run_id,
@@ -224,43 +226,46 @@ class Recorder:
             'loss': fields.loss,
             'signals': fields.signals,
             'gradients': topology.learned(record.gradients),
-            'optimizer': self._optimizer_of(*update),
-            'params_after': after,
+            'optimizer': self._optimizer_of(update),
+            'params_after': before if after is None else named(topology.params, after),
         }
         if topology.topology['cell'] == 'opaque':
             receipt['signals']['direct'] = direct_signals(receipt)
         if initial is not None:
             receipt['initial'] = named(topology.carry, initial)
         if window is not None:
-            receipt['window'] = dict(window)
-            if 'gradients' in window:
-                receipt['window']['gradients'] = topology.learned(window['gradients'])
-        return receipt
+            receipt['window'] = window
+        stem = None if self._path is None else self._path.stem
+        arrays, file = self.recording.arrays, f'{stem}-{step}.npz'
+        receipt = with_nodes(receipt, record.outputs.dtype, arrays, file)
+        receipt['spec_digest'] = spec_digest(receipt)
+        return receipt, emit(receipt)
 
-    def _optimizer_of(self, updates, before, after, _, lr) -> dict | None:
-        if updates is None:
+    def _optimizer_of(self, update: Update) -> dict | None:
+        if update.updates is None:
             return None
         if self.optimizer is None:
             raise OptionError(
                 "updates were given, but the Recorder knows no optimizer; pass optimizer={'name': "
                 "'adam', 'config': {'lr': ...}} when you make it."
             )
-        rate = {} if lr is None else {'lr': float(lr)}
+        rate = {} if update.lr is None else {'lr': float(update.lr)}
         return {
             **self.optimizer,
             'config': self.optimizer['config'] | rate,
-            'state_before': self._state(self.optimizer['name'], before),
-            'state_after': self._state(self.optimizer['name'], after),
-            'updates': self._topology.learned(jax.tree.map(_on_host, updates)),
+            'state_before': self._state(self.optimizer['name'], update.opt_before),
+            'state_after': self._state(self.optimizer['name'], update.opt_after),
+            'updates': self._topology.learned(jax.tree.map(_on_host, update.updates)),
         }
 
     def _state(self, name: str, state) -> dict:
         """The slots of an optax state, found by the names of its fields."""
-        wanted, parts = SLOTS.get(name, ()), {}
+        wanted, parts = OPTIMIZERS[name].slots if name in OPTIMIZERS else (), dict[str, Any]()
         for part in _parts(state):
-            for key in (*wanted, *(('count',) if 'mu' in wanted and hasattr(part, 'mu') else ())):
-                if hasattr(part, key):
-                    parts[key] = jax.tree.map(_on_host, getattr(part, key))
+            # Moments have a count beside them; other counts, as a schedule's, are not theirs.
+            count = ('count',) if 'mu' in wanted and hasattr(part, 'mu') else ()
+            found = {k: getattr(part, k) for k in (*wanted, *count) if hasattr(part, k)}
+            parts |= jax.tree.map(_on_host, found)
         missing = [key for key in wanted if key not in parts]
         if missing:
             raise StructureError(
@@ -282,10 +287,6 @@ def _parts(state: Any):
     if isinstance(state, tuple):
         for part in state:
             yield from _parts(part)
-
-
-def _at(i: int, tree):
-    return jax.tree.map(lambda a: a[i], tree)
 
 
 def _on_host(leaf) -> np.ndarray:
@@ -321,22 +322,19 @@ def _checked(optimizer) -> dict:
                 f'{key} of the optimizer config is {type(value).__name__}; give the number of this '
                 'run, such as float(value). The rate of a schedule goes to `write(..., lr=...)`.'
             )
-    config = _with_defaults(optimizer['name'], optimizer['config'])
-    order = [key for key in CONFIG if key in config]
-    return {'name': optimizer['name'], 'config': {k: config[k] for k in order}}
+    return {'name': optimizer['name'], 'config': _with_defaults(**optimizer)}
 
 
 def _with_defaults(name: str, config: dict) -> dict:
     """The configuration with optax's defaults of Adam; what has none must be given."""
-    near = difflib.get_close_matches(name.lower(), SLOTS, 1)
-    if name not in SLOTS and near:
+    near = difflib.get_close_matches(name.lower(), OPTIMIZERS, 1)
+    if name not in OPTIMIZERS and near:
         raise OptionError(
             f"the optimizer's name is {name!r}; did you mean {near[0]!r}? A name that no verifier "
             'knows is taken too, if it is not so near to one that it knows.'
         )
-    if name in ('adam', 'adamw'):
-        config = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-8} | config
-    needed = {'momentum': 'momentum', 'adamw': 'weight_decay'}.get(name, 'lr')
-    if needed not in config:
-        raise OptionError(f'the config of {name} has no {needed}; give the number of this run.')
-    return config
+    config = ADAM | config if name in ('adam', 'adamw') else config
+    for needed in OPTIMIZERS[name].needs if name in OPTIMIZERS else ():
+        if needed not in config:
+            raise OptionError(f'the config of {name} has no {needed}; give the number of this run.')
+    return {key: config[key] for key in CONFIG if key in config}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,9 +13,6 @@ import numpy as np
 from .. import functional
 from ..errors import NotSupportedError, OptionError, StructureError
 from ._cells import Cell
-from ._options import options_of
-
-__all__ = ['Topology', 'check_rule', 'plain', 'topology_of']
 
 FILTER = '(filter)'
 
@@ -33,12 +30,6 @@ class Topology:
     carry: tuple[str, ...]
     orders: dict[str, list[int]]
     feedback: str | None
-
-    @cached_property
-    def positions(self) -> dict[str, dict[str, list[int] | None]]:
-        """By relation and group where the entries of y stand in the group, if not at their own."""
-        relations = self.topology['relations']
-        return {one['name']: one.get('options', {}).get('positions', {}) for one in relations}
 
     def learned(self, tree) -> dict[str, Any]:
         """The leaves of a tree like params by path, without those of frozen parameters."""
@@ -69,7 +60,10 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
         'readout': known['readout'],
         'groups': groups,
         'relations': known.get('relations', relations),
-        'routes': {path: _route(route) for path, route in learner.routes.items()},
+        'routes': {
+            path: {'kind': route.kind, 'reason': route.reason}
+            for path, route in learner.routes.items()
+        },
         'roles': known['roles'],
         'constants': known['constants'],
     }
@@ -140,6 +134,46 @@ def _static(op, constants) -> dict:
     return options_of(op.primitive.name, {**op.params, **known}, x, shapes)
 
 
+def options_of(
+    primitive: str, params: Mapping[str, Any], x: tuple | None, weights: Mapping[str, tuple]
+) -> dict[str, Any]:
+    """The ``options`` of a relation; ``params`` with the arrays of the structure, ``x`` and
+    ``weights`` are shapes.
+
+    >>> options_of('etp_lora_mm', {'alpha': 2.0, 'has_bias': False}, (4, 3), {})
+    {'alpha': 2.0}
+    """
+    if primitive == 'etp_conv' and x is not None:
+        return _conv(params, x, weights['weight'])
+    if primitive in ('etp_sp_mm', 'etp_sp_mv'):
+        indices = {name: np.asarray(params[name]).tolist() for name in ('rows', 'columns')}
+        return {**indices, 'shape': list(params['shape'])}
+    found = {name: params[name] for name in ('alpha', 'equation') if name in params}
+    return {name: value for name, value in found.items() if isinstance(value, float | str)}
+
+
+def _conv(params: Mapping[str, Any], x: tuple, kernel: tuple) -> dict[str, Any]:
+    """With each default and each name of a padding or of a layout spelled out."""
+    layout = jax.lax.conv_dimension_numbers(x, kernel, params['dimension_numbers'])
+    window = [kernel[axis] for axis in layout.rhs_spec[2:]]
+    strides, ones = params['strides'], (1,) * len(window)
+    apart, taps = (params[name] or ones for name in ('lhs_dilation', 'rhs_dilation'))
+    padding = params['padding']
+    if isinstance(padding, str):
+        sizes = [x[axis] for axis in layout.lhs_spec[2:]]
+        reach = [(n - 1) * step + 1 for n, step in zip(window, taps, strict=True)]
+        padding = jax.lax.padtype_to_pads(sizes, reach, strides, padding)
+    return {
+        'strides': list(strides),
+        'padding': [[int(low), int(high)] for low, high in padding],
+        'lhs_dilation': list(apart),
+        'rhs_dilation': list(taps),
+        'feature_group_count': params['feature_group_count'],
+        'batch_group_count': params['batch_group_count'],
+        'dimension_numbers': [list(axes) for axes in layout],
+    }
+
+
 def _positions(relation, graph) -> dict[str, list[int] | None]:
     """For each group whose states stand elsewhere than y: the flat position, in one lane, of every
     entry; None where lanes differ.
@@ -152,10 +186,6 @@ def _positions(relation, graph) -> dict[str, list[int] | None]:
             alike = (places - size * np.arange(lanes)[:, None] == places[0]).all()
             found[plain(group.name)] = places[0].clip(0).tolist() if alike else None
     return found
-
-
-def _route(route) -> dict:
-    return {'kind': route.kind, 'reason': route.reason}
 
 
 def _algorithm(rule) -> dict:
@@ -206,7 +236,14 @@ def _known(
         )
     both = {roles['recurrent'], roles['readout']}
     own = {path for name in both for path in ops[name]['params'].values()}
-    _refuse_others(cell, sorted(set(ops) - both), params - own)
+    if more := sorted(set(ops) - both) or sorted(params - own):
+        kind = 'ops' if set(ops) - both else 'parameters'
+        raise StructureError(
+            f'cell: the {kind} {more} are no part of a cell of the kind {cell.kind}, which has one '
+            'product, braintrace.matmul(concatenate([x, s], -1), W, bias=b), and a readout. Join '
+            'two weights into one and give a bias to matmul, or leave `cell` out: then receipts '
+            'are of an opaque cell.'
+        )
     traced = [state for state in ('h', 'V', 'a') if state in cell.states]
     wanted = sorted([sorted(roles[s] for s in traced)] + ([[roles['o']]] if 'o' in roles else []))
     found = sorted(sorted(set(group['states']) - {FILTER}) for group in groups)
@@ -225,18 +262,6 @@ def _known(
         'constants': dict(cell.constants),
         'relations': [recurrent, ops[roles['readout']]],
     }
-
-
-def _refuse_others(cell: Cell, ops: list[str], params: set[str]) -> None:
-    """Refuse ops and parameters that are no part of a known cell."""
-    if ops or params:
-        what = f'the ops {ops}' if ops else f'the parameters {sorted(params)}'
-        raise StructureError(
-            f'cell: {what} are no part of a cell of the kind {cell.kind}, which has one product, '
-            'braintrace.matmul(concatenate([x, s], -1), W, bias=b), and a readout. Join two '
-            'weights into one and give a bias to matmul, or leave `cell` out: then receipts are '
-            'of an opaque cell.'
-        )
 
 
 def check_rule(learner: functional.OnlineLearner) -> None:

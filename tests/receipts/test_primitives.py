@@ -12,7 +12,7 @@ import pytest
 from braintrace._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES
 from braintrace.kit._application import compiled
 from braintrace.kit._cases import BUILT_IN, made, matmul, shape
-from braintrace.receipts._options import options_of
+from braintrace.receipts._topology import options_of
 from braintrace_receipts import check, node, parse_run, reconcile
 from braintrace_receipts.bounds import exact, far
 from braintrace_receipts.canonical import spec_digest
@@ -327,52 +327,44 @@ def gates(receipt):
     return {n: result.gated_off.get(n, reason) for n, reason in said.items()}
 
 
+def changed(primitive, /, without=(), **change):
+    """A receipt of a primitive with another relation or other options."""
+    receipt = receipt_of(named(primitive))
+    relation = receipt['topology']['relations'][0]
+    relation |= {key: change.pop(key) for key in ('primitive', 'params') if key in change}
+    options = relation['options'] | change
+    relation['options'] = {name: options[name] for name in options if name not in without}
+    return receipt | {'spec_digest': spec_digest(receipt)}
+
+
 UNCOVERED = [
-    ('etp_mm', {'primitive': 'etp_new'}, 'no formula: etp_new'),
-    ('etp_conv', {'options': {'batch_group_count': 2}}, 'no formula: etp_conv with batch groups'),
+    ('etp_mm', {'primitive': 'etp_new'}, 'etp_new'),
+    ('etp_conv', {'batch_group_count': 2}, 'etp_conv with batch groups'),
     (
         'etp_conv',
-        {'options': {'dimension_numbers': [[1, 0, 2], [0, 1, 2], [0, 1, 2]]}},
-        'no formula: etp_conv with its batch behind another axis',
+        {'dimension_numbers': [[1, 0, 2], [0, 1, 2], [0, 1, 2]]},
+        'etp_conv with its batch behind another axis',
     ),
     (
         'etp_lora_mm',
-        {'options': {'through': ['lora_b']}},
-        'no formula: etp_lora_mm whose lora_b is a function of its parameter',
+        {'through': ['lora_b']},
+        'etp_lora_mm whose lora_b is a function of its parameter',
     ),
-    (
-        'etp_einsum_mm',
-        {'primitive': 'etp_einsum_mm', 'options': {'equation': 'hi,hio->h'}},
-        'no formula: etp_einsum_mm and y of 2 axes in a lane',
-    ),
+    ('etp_einsum_mm', {'equation': 'hi,hio->h'}, 'etp_einsum_mm and y of 2 axes in a lane'),
+    ('etp_lora_mm', {'without': {'alpha'}}, 'etp_lora_mm without its option alpha'),
+    ('etp_sp_mm', {'without': {'rows'}}, 'etp_sp_mm without its option rows'),
 ]
 
 
 @pytest.mark.parametrize(('primitive', 'change', 'reason'), UNCOVERED)
 def test_what_no_formula_covers_is_gated_off_and_says_why(primitive, change, reason):
-    receipt = receipt_of(named(primitive))
-    relation = receipt['topology']['relations'][0]
-    options = relation['options'] | change.get('options', {})
-    relation |= change | {'options': options}
-    receipt['spec_digest'] = spec_digest(receipt)
-    found = gates(receipt)
-    assert {found[n] for n in TRACES} == {reason} and reason in found[4]
-
-
-@pytest.mark.parametrize('missing', [('etp_lora_mm', 'alpha'), ('etp_sp_mm', 'rows')])
-def test_an_option_that_is_not_there_is_named(missing):
-    primitive, name = missing
-    receipt = receipt_of(named(primitive))
-    del receipt['topology']['relations'][0]['options'][name]
-    receipt['spec_digest'] = spec_digest(receipt)
-    assert gates(receipt)[30] == f'no formula: {primitive} without its option {name}'
+    found = gates(changed(primitive, **change))
+    assert {found[n] for n in TRACES} == {f'no formula: {reason}'} and reason in found[4]
 
 
 @pytest.mark.parametrize('primitive', ['etp_mm', 'etp_elemwise'])
 def test_a_weight_that_is_a_function_of_its_parameter_has_a_trace_and_no_gradient(primitive):
-    receipt = receipt_of(named(primitive))
-    receipt['topology']['relations'][0]['options']['through'] = ['weight']
-    receipt['spec_digest'] = spec_digest(receipt)
+    receipt = changed(primitive, through=['weight'])
     receipt['gradients']['weight']['data'] = receipt['gradients']['weight']['data'] * 2
     found = gates(receipt)
     assert 'op: weight is a function of its parameter' in found[4]
@@ -404,12 +396,7 @@ WRONG = [
 
 @pytest.mark.parametrize(('primitive', 'change'), WRONG)
 def test_what_a_primitive_does_not_take_is_never_accepted(primitive, change):
-    receipt = receipt_of(named(primitive))
-    relation = receipt['topology']['relations'][0]
-    change = dict(change)
-    relation['params'] = change.pop('params', relation['params'])
-    relation['options'] |= change
-    result = reconcile(receipt)
+    result = reconcile(changed(primitive, **change))
     assert all(failure.path != 'internal' for failure in result.failures)
     assert not result.ok or 4 in result.gated_off
 
