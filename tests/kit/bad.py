@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,64 +143,25 @@ def conv_in_kernel():
 # rules --------------------------------------------------------------------------------------------
 
 
-def without_bias_key():
-    return dense(
-        yw_to_w=lambda d, trace, **params: {'weight': trace['weight'] * d[..., None, :]},
-        cases=WITH_BIAS,
-    )
-
-
 def without_a_rule():
     primitive = dense()
     del ops.ETP_RULES_INIT_PP[primitive]
     return primitive
 
 
-def nonzero_trace():
-    return dense(init_drtrl=lambda *args: {n: e + 1 for n, e in entry_zeros(*args).items()})
+def summed_twice(signal, trace, weights):
+    return {n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()}
 
 
 def batch_summed_twice():
-    return dense(
-        solve_drtrl=lambda signal, trace, weights: {
-            n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()
-        }
-    )
-
-
-def factor_two():
-    return dense(xy_to_dw=lambda x, d, weights: {'weight': 2 * x.T @ d})
-
-
-def squared_factor():
-    return dense(yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[..., None, :] ** 2})
-
-
-def bound_to_the_batch():
-    return dense(yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[:, None, :]})
-
-
-def flagged_as_identity():
-    return dense(gradient_enabled=True)
+    return dense(solve_drtrl=summed_twice)
 
 
 # functions ----------------------------------------------------------------------------------------
 
 
-def random_numbers():
-    return dense(
-        impl=lambda x, weight: x @ weight + np.random.normal(), xy_to_dw=reverse_of(product)
-    )
-
-
 def quadratic():
     return dense(impl=lambda x, weight: (x * x) @ weight)
-
-
-def divided_by_the_batch():
-    return dense(
-        impl=lambda x, weight: x @ weight * (len(x) / len(x)), xy_to_dw=reverse_of(product)
-    )
 
 
 def any_unit():
@@ -219,24 +180,34 @@ def lambda_as_static():
     return lambda x, weight: primitive(x, weight, fn=lambda y: y)
 
 
-def other_numbers_on_cpu():
+def lowered(lowering):
+    """The dense product with this lowering."""
     primitive = dense()
-    primitive.lowering['cpu'] = lambda x, weight: 2 * (x @ weight)
+    primitive.lowering['cpu'] = lowering
+    return primitive
+
+
+def updated(kernel):
+    """The dense product with this fused update of its trace."""
+    primitive = dense()
+    primitive.trace_kernel['cpu'] = kernel
     return primitive
 
 
 def kernel_of_one_state():
-    """A fused update of the trace that leaves out what one state does to another."""
+    """It leaves out what one state does to another."""
 
     def kernel(d, trace, d_f, x, weights):
-        return {
-            'weight': jnp.einsum('boss,bios->bios', d, trace['weight'])
-            + jnp.einsum('bos,bi->bios', d_f, x)
-        }
+        kept = jnp.einsum('boss,bios->bios', d, trace['weight'])
+        return {'weight': kept + jnp.einsum('bos,bi->bios', d_f, x)}
 
-    primitive = dense()
-    primitive.trace_kernel['cpu'] = kernel
-    return primitive
+    return updated(kernel)
+
+
+def reversed_by(impl=product, **forms):
+    """The dense product with this reverse rule."""
+    rule = kit.rule_reverse(**forms)
+    return dense(impl=impl, reverse=rule, xy_to_dw=reverse_of(product))
 
 
 def wrong_forward():
@@ -246,14 +217,14 @@ def wrong_forward():
         x, weight = inputs
         return 2 * (x @ weight), lambda _x, _y, d, *more: [d @ weight.T, x.T @ d]
 
-    return dense(reverse=kit.rule_reverse(forward=forward), xy_to_dw=reverse_of(product))
+    return reversed_by(forward=forward)
 
 
 def wrong_backward():
     def backward(inputs, outputs, grads, params, required):
         return [grads @ inputs[1].T, 2 * (inputs[0].T @ grads)]
 
-    return dense(reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
+    return reversed_by(backward=backward)
 
 
 def backward_of_y_alone():
@@ -261,48 +232,71 @@ def backward_of_y_alone():
         x, weight = inputs
         return [grads[0] @ weight.T, x.T @ grads[0]]
 
-    return dense(
-        impl=lambda x, weight: (x @ weight, jnp.sin(x @ weight)),
-        reverse=kit.rule_reverse(backward),
-        xy_to_dw=reverse_of(product),
-    )
+    return reversed_by(lambda x, weight: (x @ weight, jnp.sin(x @ weight)), backward=backward)
 
 
-@dataclasses.dataclass(frozen=True)
-class Bad:
+class Bad(NamedTuple):
     """How to make it, the laws that name the fault, and others that can not hold then."""
 
     make: Callable
     laws: set[str]
-    others: set[str] = dataclasses.field(default_factory=set)
+    others: Collection[str] = ()
     cases: list | None = None
 
-    def __str__(self):
-        return self.make.__name__
+
+def wrong(laws, others=(), **fields):
+    """The dense product with these fields, of which one is wrong."""
+    return Bad(lambda: dense(**fields), laws, others)
 
 
 CARRIES = {'L3', 'L4', 'L6', 'L7', 'L9', 'L11', 'L15'}  # laws that call yw_to_w
-BAD = [
-    Bad(scaled, {'L3', 'L9'}, {'L6'}),
-    Bad(bare_arrays, {'L0', 'L5'}, CARRIES | {'L2', 'L8'}, DENSE),
-    Bad(lora_in_parameters, {'L3'}, {'L4', 'L6', 'L9'}),
-    Bad(conv_in_kernel, {'L3', 'L6'}, {'L9'}),
-    Bad(without_bias_key, {'L0'}, CARRIES),
-    Bad(without_a_rule, {'L0'}),
-    Bad(nonzero_trace, {'L5'}),
-    Bad(batch_summed_twice, {'L6'}, {'L9', 'L15'}),
-    Bad(factor_two, {'L2'}, {'L6', 'L9'}),
-    Bad(squared_factor, {'L4'}, {'L3', 'L6', 'L9'}),
-    Bad(bound_to_the_batch, {'L7'}),
-    Bad(flagged_as_identity, {'L10'}),
-    Bad(random_numbers, {'L1'}, {'L7', 'L9'}),
-    Bad(quadratic, {'L8'}),
-    Bad(divided_by_the_batch, {'L15'}),
-    Bad(any_unit, {'L11'}, cases=[(shapes((4, 3), (3, 5), (5,)), {})]),
-    Bad(lambda_as_static, {'L12'}, cases=DENSE),
-    Bad(other_numbers_on_cpu, {'L13'}, {'L1', 'L9'}),
-    Bad(kernel_of_one_state, {'L13'}),
-    Bad(wrong_forward, {'L14'}),
-    Bad(wrong_backward, {'L14'}),
-    Bad(backward_of_y_alone, {'L14'}),
-]
+BAD = {
+    'scaled': Bad(scaled, {'L3', 'L9'}, {'L6'}),
+    'bare arrays': Bad(bare_arrays, {'L0', 'L5'}, CARRIES | {'L2', 'L8'}, DENSE),
+    'lora in parameters': Bad(lora_in_parameters, {'L3'}, {'L4', 'L6', 'L9'}),
+    'conv in kernel': Bad(conv_in_kernel, {'L3', 'L6'}, {'L9'}),
+    'without bias key': wrong(
+        {'L0'},
+        CARRIES,
+        yw_to_w=lambda d, trace, **params: {'weight': trace['weight'] * d[..., None, :]},
+        cases=WITH_BIAS,
+    ),
+    'without a rule': Bad(without_a_rule, {'L0'}),
+    'nonzero trace': wrong(
+        {'L5'}, init_drtrl=lambda *args: {n: e + 1 for n, e in entry_zeros(*args).items()}
+    ),
+    'batch summed twice': Bad(batch_summed_twice, {'L6'}, {'L9', 'L15'}),
+    'factor two': wrong(
+        {'L2'}, {'L6', 'L9'}, xy_to_dw=lambda x, d, weights: {'weight': 2 * x.T @ d}
+    ),
+    'squared factor': wrong(
+        {'L4'},
+        {'L3', 'L6', 'L9'},
+        yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[..., None, :] ** 2},
+    ),
+    'bound to the batch': wrong(
+        {'L7'}, yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[:, None, :]}
+    ),
+    'flagged as identity': wrong({'L10'}, gradient_enabled=True),
+    'random numbers': wrong(
+        {'L1'},
+        {'L7', 'L9'},
+        impl=lambda x, weight: x @ weight + np.random.normal(),
+        xy_to_dw=reverse_of(product),
+    ),
+    'quadratic': Bad(quadratic, {'L8'}),
+    'divided by the batch': wrong(
+        {'L15'},
+        impl=lambda x, weight: x @ weight * (len(x) / len(x)),
+        xy_to_dw=reverse_of(product),
+    ),
+    'any unit': Bad(any_unit, {'L11'}, cases=[(shapes((4, 3), (3, 5), (5,)), {})]),
+    'lambda as static': Bad(lambda_as_static, {'L12'}, cases=DENSE),
+    'other numbers on cpu': Bad(
+        lambda: lowered(lambda x, weight: 2 * (x @ weight)), {'L13'}, {'L1', 'L9'}
+    ),
+    'kernel of one state': Bad(kernel_of_one_state, {'L13'}),
+    'wrong forward': Bad(wrong_forward, {'L14'}),
+    'wrong backward': Bad(wrong_backward, {'L14'}),
+    'backward of y alone': Bad(backward_of_y_alone, {'L14'}),
+}

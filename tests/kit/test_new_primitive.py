@@ -13,39 +13,22 @@ from braintrace.kit import ETPPrimitiveSpec as Spec
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
+from .learning import leaky, online, squared, through_time
+
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 STEPS, BATCH, N = 6, 2, 3
 RNG = np.random.default_rng(3)
 XS = RNG.normal(size=(STEPS, BATCH, N))
 W = RNG.normal(size=(N, N))
 V = RNG.uniform(0.5, 1.5, size=N)
+H = np.zeros((BATCH, N))
 
 
-def squared(out, _):
-    return jnp.sum(out**2)
-
-
-def online(cell, w, rule=None, window=None):
-    learner = braintrace.functional.online(cell, rule or rules.d_rtrl())
-    state = learner.init(w, jnp.zeros((BATCH, N)), XS[0])
-    if window != 'steps':
-        return learner.sequence_grad(squared, reduction='sum', window=window)(w, state, XS, XS)[0]
-    total = jnp.zeros_like(w)
-    for x in XS:
-        grads, _, _, state = learner.grad(squared)(w, state, x, x)
-        total += grads
-    return total
-
-
-def through_time(cell, w):
-    def total(w):
-        h, loss = jnp.zeros((BATCH, N)), 0.0
-        for x in XS:
-            out, h = cell(w, h, x)
-            loss += squared(out, x)
-        return loss
-
-    return jax.grad(total)(w)
+def check_learns(cell, w, window):
+    """D_RTRL has the gradient of backpropagation through time."""
+    w = jnp.asarray(w)
+    got = online(cell, w, H, XS, window=window, loss=squared)
+    np.testing.assert_allclose(got, through_time(cell, w, H, XS, squared), rtol=1e-10)
 
 
 # several results ----------------------------------------------------------------------------------
@@ -67,9 +50,7 @@ def test_the_gradient_of_a_result_beside_y_is_that_of_its_step(window):
         h = jnp.tanh(0.9 * h + y)
         return h + beside, h
 
-    np.testing.assert_allclose(
-        online(cell, jnp.asarray(W), window=window), through_time(cell, jnp.asarray(W)), rtol=1e-10
-    )
+    check_learns(cell, W, window)
 
 
 @pytest.mark.slow
@@ -85,12 +66,12 @@ def test_a_result_beside_y_that_reaches_a_hidden_state_is_named():
         braintrace.errors.BraintraceWarning,
         match=r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+',
     ):
-        online(cell, jnp.asarray(W))
+        online(cell, jnp.asarray(W), H, XS, loss=squared)
     strict = braintrace.functional.online(
         cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True)
     )
     with pytest.raises(braintrace.errors.BraintraceError, match='not for its use in reduce_sum'):
-        strict.init(jnp.asarray(W), jnp.zeros((BATCH, N)), XS[0])
+        strict.init(jnp.asarray(W), H, XS[0])
 
 
 # no input -----------------------------------------------------------------------------------------
@@ -107,32 +88,22 @@ ALONE = {
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
-
-    def cell(w, h, x):
-        h = jnp.tanh(0.9 * h + x + op(w))
-        return h, h
-
-    w = jnp.asarray(W if name == 'of a matrix' else V)
-    np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
+    check_learns(leaky(lambda w, x: x + op(w)), W if name == 'of a matrix' else V, window)
 
 
 @pytest.mark.tier(one_in=2)
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_its_factors_are_those_of_the_same_function_before_element_wise(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
-
-    def cell(y):
-        def step(w, h, x):
-            h = jnp.tanh(0.9 * h + x + y(w))
-            return h, h
-
-        return step
-
-    w, rule = jnp.asarray(W if name == 'of a matrix' else V), rules.es_d_rtrl(0.8)
-    by_hand = cell(lambda w: braintrace.element_wise(w, fn=ALONE[name]))
-    np.testing.assert_allclose(
-        online(cell(op), w, rule, window), online(by_hand, w, rule, window), rtol=1e-10
+    w = jnp.asarray(W if name == 'of a matrix' else V)
+    got, want = (
+        online(leaky(y), w, H, XS, rules.es_d_rtrl(0.8), window, squared)
+        for y in (
+            lambda w, x: x + op(w),
+            lambda w, x: x + braintrace.element_wise(w, fn=ALONE[name]),
+        )
     )
+    np.testing.assert_allclose(got, want, rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -162,13 +133,7 @@ def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window
     op = kit.new_etp_primitive(
         Spec('t_passed_on', lambda w: 1.0 * w, x_invar_index=None, gradient_enabled=True)
     )
-
-    def cell(w, h, x):
-        h = jnp.tanh(0.9 * h + x + op(w))
-        return h, h
-
-    w = jnp.asarray(RNG.normal(size=shape))
-    np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
+    check_learns(leaky(lambda w, x: x + op(w)), RNG.normal(size=shape), window)
 
 
 # what a spec checks -------------------------------------------------------------------------------

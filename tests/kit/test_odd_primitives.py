@@ -1,40 +1,20 @@
 """Products in a recurrent step whose operands are of unusual kinds: right gradients, or refused."""
 
-from __future__ import annotations
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
-from braintrace import verify
 from tests.compare import assert_close
+from tests.tiers import slow
 
-slow = pytest.mark.slow
+from .learning import online, squared, through_time
+
 STEPS, BATCH, UNITS = 6, 3, 4
 
 
-def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def loss(out, _):
-    return jnp.sum(out**2)
-
-
-def check_against_bptt(cell, plain, params, h, xs, relative=1e-5):
-    """D_RTRL by windows and by steps has the gradient of backpropagation through ``plain``."""
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
-    state = online.init(params, h, xs[0])
-    wanted = verify.bptt_gradients(plain, params, h, xs, xs, loss)
-    by_window = online.sequence_grad(loss, window=2, reduction='sum')(params, state, xs, xs)[0]
-    total, step = jax.tree.map(jnp.zeros_like, params), jax.jit(online.grad(loss))
-    for x in xs:
-        grads, _, _, state = step(params, state, x, x)
-        total = jax.tree.map(jnp.add, total, grads)
-    for got in (by_window, total):
-        assert_close(got, wanted, relative)
+def draw(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
 def complex_cell(product):
@@ -58,5 +38,8 @@ def test_a_complex_result(registries_are_restored, conjugated, imaginary):
 
     h, xs, w = jnp.zeros((BATCH, UNITS), complex), draw(STEPS, BATCH, 2), draw(2, UNITS)
     op = braintrace.kit.make_linear_op('conjugated', product) if conjugated else braintrace.matmul
-    weight = {'w': w + imaginary * w**2 if imaginary else w}
-    check_against_bptt(complex_cell(op), complex_cell(product), weight, h, xs)
+    data = {'w': w + imaginary * w**2 if imaginary else w}, h, xs
+    want = through_time(complex_cell(product), *data, squared)
+    for window in (2, 'steps'):
+        got = online(complex_cell(op), *data, window=window, loss=squared)
+        assert_close(got, want, 1e-5)

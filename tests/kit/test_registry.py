@@ -45,28 +45,9 @@ def test_a_broken_law(etp_conformance):
 
 def run(folder, source, *options):
     (folder / 'test_ops.py').write_text(source)
-    return subprocess.run(
-        [
-            sys.executable,
-            '-m',
-            'pytest',
-            '-q',
-            '-c',
-            '/dev/null',
-            '--rootdir',
-            folder,
-            '-p',
-            'no:cacheprovider',
-            '-p',
-            'braintrace.kit.pytest_plugin',
-            '--strict-markers',
-            'test_ops.py',
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
+    command = f'{sys.executable} -m pytest -q -c /dev/null --rootdir {folder} -p no:cacheprovider'
+    command += ' -p braintrace.kit.pytest_plugin --strict-markers test_ops.py'
+    return subprocess.run([*command.split(), *options], capture_output=True, text=True, cwd=folder)
 
 
 def results_of(folder, source, outcome, *options):
@@ -114,44 +95,34 @@ def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
     rows = {
         row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'
     }
-    assert (
-        rows['L3'] == rows['yw_to_w'] == rows['xy_to_dw'] == rows['init_drtrl'] == 'pass'
-        and rows['L8'] == 'not_applicable'
-    )
+    assert {rows[law] for law in ('L3', 'yw_to_w', 'xy_to_dw', 'init_drtrl')} == {'pass'}
+    assert rows['L8'] == 'not_applicable'
     bad.quadratic()
     rows = {row.law: row.status for row in kit.registry_report(results, 'etp_bad').rows}
     assert rows['L8'] == 'fail' and rows['L3'] == rows['yw_to_w'] == 'pass'
 
 
+def passed(op, rule=None, law=None):
+    return {'test': 'test_it', 'op': op, 'rule': rule, 'law': law, 'status': 'pass'}
+
+
 def test_the_forms_of_an_op_are_shown_by_its_name(tmp_path):
     op = kit.make_elementwise_op('t_gain', lambda x, w: x * w)
-    entry = {
-        'test': 'a::b',
-        'op': 't_gain_sample',
-        'rule': 'xy_to_dw',
-        'law': None,
-        'status': 'pass',
-    }
-    (tmp_path / 'r.json').write_text(
-        json.dumps({'tests': [entry, {**entry, 'op': 't_gain', 'rule': None, 'law': 'L5'}]})
-    )
+    entries = [passed('t_gain_sample', rule='xy_to_dw'), passed('t_gain', law='L5')]
+    (tmp_path / 'r.json').write_text(json.dumps({'tests': entries}))
     report = kit.registry_report(tmp_path / 'r.json', op)
     assert {row.law for row in report.of('pass')} == {'xy_to_dw', 'init_drtrl', 'init_pp', 'L5'}
     assert {row.op for row in report.rows} == {'t_gain'}
 
 
-def everything_passed(path, but=()):
+def everything_passed(path, but=(), more=()):
     entries = [
-        {'test': 't', 'op': p.name, 'rule': rule, 'law': law, 'status': 'pass'}
+        passed(p.name, **shown)
         for p in ops.ETP_PRIMITIVES
-        for rule, law in [
-            *((slot, None) for slot in ops.RULE_SLOTS),
-            *((None, law) for law in kit.LAWS),
-        ]
+        for shown in [*({'rule': s} for s in ops.RULE_SLOTS), *({'law': law} for law in kit.LAWS)]
     ]
-    path.write_text(
-        json.dumps({'tests': [e for e in entries if (e['op'], e['rule'] or e['law']) not in but]})
-    )
+    kept = [e for e in entries if (e['op'], e['rule'] or e['law']) not in but]
+    path.write_text(json.dumps({'tests': [*kept, *more]}))
     return str(path)
 
 
@@ -178,14 +149,10 @@ def test_a_deleted_test_is_named_with_its_op_and_rule(what, tmp_path, capsys):
 
 
 def test_a_mark_for_a_primitive_that_is_not_registered_is_named(tmp_path, capsys):
-    path = Path(everything_passed(tmp_path / 'r.json'))
-    typo = {'test': 'test_it', 'op': 'etp_nm', 'rule': 'yw_to_w', 'law': None, 'status': 'pass'}
-    path.write_text(json.dumps({'tests': [*json.loads(path.read_text())['tests'], typo]}))
-    assert main(['check', '--all', '--results', str(path)]) == 2
-    assert (
-        'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered'
-        in capsys.readouterr().out
-    )
+    path = everything_passed(tmp_path / 'r.json', more=[passed('etp_nm', rule='yw_to_w')])
+    assert main(['check', '--all', '--results', path]) == 2
+    said = 'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered'
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -197,10 +164,8 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
         path.write_text(content)
     with pytest.raises(OptionError, match='registry_report: .*r.json'):
         kit.registry_report(path)
-    assert (
-        main(['check', 'etp_mm', '--results', str(path)]) == 3
-        and 'r.json' in capsys.readouterr().err
-    )
+    assert main(['check', 'etp_mm', '--results', str(path)]) == 3
+    assert 'r.json' in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -220,8 +185,5 @@ def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
 @pytest.mark.slow
 def test_a_record_without_a_folder_is_wrong_usage(tmp_path):
     done = run(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
-    assert (
-        done.returncode == 4
-        and '--etp-results none/r.json: there is no folder none' in done.stderr
-        and 'Traceback' not in done.stderr
-    )
+    assert done.returncode == 4 and 'Traceback' not in done.stderr
+    assert '--etp-results none/r.json: there is no folder none' in done.stderr

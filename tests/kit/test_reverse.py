@@ -17,6 +17,9 @@ import braintrace
 from braintrace import ETPPrimitiveSpec
 from braintrace._etrace_op import new_etp_primitive, rule_reverse, whole_impl
 from braintrace.errors import RuleContractError
+from tests.compare import assert_close
+
+from .learning import leaky, online
 
 RNG = np.random.default_rng(4)
 B, I, R, N, T = 2, 3, 2, 4, 3
@@ -34,16 +37,20 @@ def low_rank(x, b, a, *, scale):
     return scale * (x @ b @ a)
 
 
-def backward(inputs, outputs, grads, params, required):
-    x, b, a = inputs
+def cotangents(x, b, a, kept, d, required):
+    """Those that are required, and None for the others; ``kept`` is ``x @ b``."""
     seen.append(required)
-    assert outputs.shape == grads.shape
-    d = params['scale'] * grads
     return [
         (d @ a.T) @ b.T if required[0] else None,
         x.T @ (d @ a.T) if required[1] else None,
-        (x @ b).T @ d if required[2] else None,
+        kept.T @ d if required[2] else None,
     ]
+
+
+def backward(inputs, outputs, grads, params, required):
+    assert outputs.shape == grads.shape
+    x, b, _ = inputs
+    return cotangents(*inputs, x @ b, params['scale'] * grads, required)
 
 
 def forward(inputs, params):
@@ -52,14 +59,8 @@ def forward(inputs, params):
     kept = x @ b
 
     def pull(inputs, outputs, grads, params, required):
-        seen.append(required)
         assert outputs.shape == grads.shape and params == {'scale': scale}
-        d = scale * grads
-        return [
-            (d @ a.T) @ b.T if required[0] else None,
-            x.T @ (d @ a.T) if required[1] else None,
-            kept.T @ d if required[2] else None,
-        ]
+        return cotangents(x, b, a, kept, scale * grads, required)
 
     return scale * (kept @ a), pull
 
@@ -135,8 +136,7 @@ def test_the_gradients_are_those_of_the_implementation(form, use):
         jax.grad(functools.partial(USES[use], ops()[name]), (0, 1, 2))(*args)
         for name in (form, 'default')
     )
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert_close(got, want)
     assert seen
 
 
@@ -147,8 +147,7 @@ def test_only_what_is_required_is_asked_for(form, wanted):
     loss = lambda *args: jnp.sum(ops()[form](*args, scale=2.0) ** 2)
     got = jax.grad(loss, wanted)(*args)
     want = jax.grad(lambda *args: jnp.sum(low_rank(*args, scale=2.0) ** 2), wanted)(*args)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert_close(got, want)
     assert set(seen) == {tuple(i in wanted for i in range(3))}
 
 
@@ -161,21 +160,13 @@ def test_only_what_is_required_is_asked_for(form, wanted):
 @pytest.mark.parametrize('form', ['backward', 'forward'])
 def test_it_learns_online_as_with_the_derived_rule(form, rule):
     xs, (_, b, a) = jnp.asarray(RNG.normal(size=(T, B, I))), arguments()
-    found = []
-    for name in (form, 'default'):
+    data = {'b': b, 'a': a}, jnp.zeros((B, N)), xs, rule, 2
 
-        def cell(p, h, x, name=name):
-            h = jnp.tanh(0.8 * h + ops()[name](x, p['b'], p['a'], scale=1.5))
-            return h, h
+    def cell(op):
+        return leaky(lambda p, x: op(x, p['b'], p['a'], scale=1.5))
 
-        learner = braintrace.functional.online(cell, rule)
-        params = {'b': b, 'a': a}
-        state = learner.init(params, jnp.zeros((B, N)), xs[0])
-        run = jax.jit(
-            learner.sequence_grad(lambda out, _: jnp.sum(out**3), window=2, reduction='sum')
-        )
-        found.append(run(params, state, xs, xs)[0])
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-13), *found)
+    got, want = (online(cell(ops()[name]), *data) for name in (form, 'default'))
+    assert_close(got, want, 1e-11)
     assert seen
 
 
@@ -194,33 +185,32 @@ def bad(**reverse):
 
 
 @pytest.mark.parametrize(
-    ('reverse', 'found'),
+    ('returned', 'found'),
     [
         (
-            {'backward': lambda inputs, outputs, grads, params, required: [None] * 3},
+            lambda inputs, grads: [None] * 3,
             'returned None for input 0, whose cotangent is required',
         ),
+        (lambda inputs, grads: inputs[:2], 'returned 2 cotangents; expected a list of 3'),
+        (lambda inputs, grads: grads, 'returned a .*; expected a list of 3'),
         (
-            {'backward': lambda inputs, outputs, grads, params, required: inputs[:2]},
-            'returned 2 cotangents; expected a list of 3',
-        ),
-        (
-            {'backward': lambda inputs, outputs, grads, params, required: grads},
-            'returned a .*; expected a list of 3',
-        ),
-        (
-            {'backward': lambda inputs, outputs, grads, params, required: inputs[::-1]},
+            lambda inputs, grads: inputs[::-1],
             r'returned shape \(2, 4\) for input 0 of shape \(2, 3\)',
-        ),
-        (
-            {'forward': lambda inputs, params: (inputs[0], None)},
-            r"returned \[\(\(2, 3\), 'float64'\)\], its implementation",
         ),
     ],
 )
-def test_a_rule_that_breaks_its_contract_is_named(reverse, found):
+def test_a_rule_that_breaks_its_contract_is_named(returned, found):
+    backward = lambda inputs, outputs, grads, params, required: returned(inputs, grads)
     with pytest.raises(RuleContractError, match=f"reverse rule of 't_reverse_bad' {found}"):
-        jax.grad(bad(**reverse), (0, 1, 2))(*arguments())
+        jax.grad(bad(backward=backward), (0, 1, 2))(*arguments())
+
+
+def test_a_forward_pass_with_another_value_is_named():
+    found = (
+        r"reverse rule of 't_reverse_bad' returned \[\(\(2, 3\), 'float64'\)\], its implementation"
+    )
+    with pytest.raises(RuleContractError, match=found):
+        jax.grad(bad(forward=lambda inputs, params: (inputs[0], None)))(*arguments())
 
 
 @pytest.mark.parametrize(
