@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, HiddenGroup
-from ._sequence import as_inputs
+from ._sequence import first_values
 
 STILL = 1e-6  # a silent state stays this close to zero, in units of its root mean square
 BOUND = 0.99  # a state between -1 and 1 is saturated beyond this
@@ -73,12 +73,7 @@ def _rates(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
         return {}
 
     def values(carry, x) -> dict[int, Any]:
-        found = {
-            **program.constants,
-            **dict(zip(program.params, jax.tree.leaves(params), strict=True)),
-            **dict(zip(program.carry, carry, strict=True)),
-            **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True)),
-        }
+        found = first_values(program, params, carry, x)
         for eqn in program.equations:
             found.update(zip(eqn.outs, eqn.evaluate([found[v] for v in eqn.ins]), strict=True))
         return found
@@ -195,14 +190,9 @@ class _StepFunctions:
                     rng.integers(0, 2, shape) if v in bits or dtype == np.bool_ else wide
                 ).astype(dtype)
             runs.append(jax.device_get(run(drawn)))
-        kinds = {v: [[k[v][j] for k, _ in runs] for j in range(3)] for v in runs[0][0]}
-        binary = {
-            v for v, (only, one, zero) in kinds.items() if all(only) and any(one) and any(zero)
-        }
-        return binary, {
-            o: {v for v in under if all(b[o][v] for _, b in runs)}
-            for o, under in runs[0][1].items()
-        }
+        kinds, below = jax.tree.map(lambda *each: np.stack(each), *runs)
+        binary = {v for v, k in kinds.items() if k[:, 0].all() and k[:, 1:].any(0).all()}
+        return binary, {o: {v for v, b in under.items() if b.all()} for o, under in below.items()}
 
     def _trace(self, below: dict[int, set[int]]) -> tuple[list[int], dict[int, frozenset[int]]]:
         """The sources in order, and the sources that each value implies. A value that is made of

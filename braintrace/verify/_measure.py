@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,9 @@ class Mass(NamedTuple):
     dropped: np.ndarray
 
 
-def history_mass(cell: Callable, cut: CutStep, credit: str | None, *of_window) -> Mass:
+def history_mass(
+    cell: Callable, cut: CutStep, credit: str | None, params, carry, xs, ys, loss: Callable
+) -> Mass:
     """The history that the losses read, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the
     part that a trace along the kept paths keeps, and the rest.
 
@@ -30,7 +31,8 @@ def history_mass(cell: Callable, cut: CutStep, credit: str | None, *of_window) -
     part; with ``credit='whole'`` the first is the same, and with None nothing is kept. A state's
     unit cancels in each product.
     """
-    window = _Window(cut, *of_window)
+    groups, weights = cut.graph.hidden_groups, split_floats(params)
+    of_group = [g for g, group in enumerate(groups) for _ in group.carried]
 
     def states(w, c, x):
         return one_step(cell, w, c, x)[1]
@@ -38,61 +40,44 @@ def history_mass(cell: Callable, cut: CutStep, credit: str | None, *of_window) -
     def outputs(w, c, x):
         return one_step(cell, w, c, x)[0]
 
-    def measure():
-        whole = window.history(states, outputs)
-        if credit is None:
-            kept = jax.tree.map(jnp.zeros_like, whole)
-        else:
-            kept = window.history(cut.state_step, outputs if credit == 'whole' else cut.loss_step)
-        return _squares(kept), _squares(jax.tree.map(jnp.subtract, whole, kept))
-
-    return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """The numbers of a window of steps, for any two functions that give its carries and outputs."""
-
-    cut: CutStep
-    params: Any
-    carry: Any
-    xs: Any
-    ys: Any
-    loss: Callable
-
-    def history(self, step: Callable, outputs: Callable) -> list:
+    def history(step: Callable, outputs: Callable) -> list:
         """The gradient of each parameter through the old states of each group, groups in axis 0."""
-        groups, weights = self.cut.graph.hidden_groups, split_floats(self.params)
-        of_group = [g for g, group in enumerate(groups) for _ in group.carried]
 
         def carries(values):
             """The carry in front of every step."""
             w = weights.rebuild(values)
-            return jax.lax.scan(lambda c, x: (step(w, c, x), c), self.carry, self.xs)[1]
+            return jax.lax.scan(lambda c, x: (step(w, c, x), c), carry, xs)[1]
+
+        def signals(at) -> list:
+            """The derivative of a step's loss by the hidden states in front of it."""
+            c, x, y = at
+            to_loss = lambda c: scalar(loss(outputs(params, c, x), y))
+            return cut.hidden(jax.grad(to_loss, allow_int=True)(c))
 
         # dh/dw over the whole window as one pullback, and dL/dh step by step at the same carries.
-        states, back = jax.vjp(lambda w: jax.vmap(self.cut.hidden)(carries(w)), weights.values)
-        read = self._signals(outputs, jax.lax.stop_gradient(carries(weights.values)))
+        hidden, back = jax.vjp(lambda w: jax.vmap(cut.hidden)(carries(w)), weights.values)
+        fixed = jax.lax.stop_gradient(carries(weights.values))
+        read = jax.lax.map(signals, (fixed, xs, ys))
 
         def through(group):
             """The pullback with the signals of one group alone."""
-            signals = [
+            own = [
                 jnp.where(group == g, s, 0).astype(h.dtype)
-                for g, s, h in zip(of_group, read, states)
+                for g, s, h in zip(of_group, read, hidden)
             ]
-            return back(signals)[0]
+            return back(own)[0]
 
         return jax.lax.map(through, jnp.arange(len(groups)))
 
-    def _signals(self, outputs: Callable, carries) -> list:
-        """The derivative of each step's loss with respect to the hidden states in front of it."""
+    def measure():
+        whole = history(states, outputs)
+        if credit is None:
+            kept = jax.tree.map(jnp.zeros_like, whole)
+        else:
+            kept = history(cut.state_step, outputs if credit == 'whole' else cut.loss_step)
+        return _squares(kept), _squares(jax.tree.map(jnp.subtract, whole, kept))
 
-        def one(at):
-            c, x, y = at
-            to_loss = lambda c: scalar(self.loss(outputs(self.params, c, x), y))
-            return self.cut.hidden(jax.grad(to_loss, allow_int=True)(c))
-
-        return jax.lax.map(one, (carries, self.xs, self.ys))
+    return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))
 
 
 def _squares(grads: list) -> jax.Array:

@@ -91,6 +91,18 @@ def one_step(cell, params, carry, x):
     return result
 
 
+def first_values(program, params, carry: list, x) -> dict[int, Any]:
+    """The values that a step of a compiled graph starts with, by number; ``carry`` holds a leaf
+    for each state.
+    """
+    return {
+        **program.constants,
+        **dict(zip(program.params, jax.tree.leaves(params), strict=True)),
+        **dict(zip(program.carry, carry, strict=True)),
+        **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True)),
+    }
+
+
 def scalar(loss):
     """The loss of a step, which must be a real scalar, with a penalty beside it."""
     if isinstance(loss, Penalised):

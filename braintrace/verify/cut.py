@@ -11,9 +11,7 @@ import jax
 from .. import ETraceGraph, functional, report
 from .._signatures import public
 from ..errors import NotSupportedError, OptionError
-from ._sequence import as_inputs, checked, scalar
-
-__all__ = ['CutStep', 'cut_bptt_gradients']
+from ._sequence import as_inputs, checked, first_values, scalar
 
 stop = jax.lax.stop_gradient
 
@@ -55,15 +53,9 @@ class CutStep:
         constants.
         """
         program = self.program
-        params = [
-            p if i in program.trainable else stop(p) for i, p in enumerate(jax.tree.leaves(params))
-        ]
-        return {
-            **program.constants,
-            **dict(zip(program.params, params, strict=True)),
-            **dict(zip(program.carry, program.apart(jax.tree.leaves(carry)), strict=True)),
-            **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True)),
-        }
+        frozen = {v for i, v in enumerate(program.params) if i not in program.trainable}
+        values = first_values(program, params, program.apart(jax.tree.leaves(carry)), x)
+        return {v: stop(a) if v in frozen else a for v, a in values.items()}
 
     def loss_step(self, params, carry, x):
         """The outputs of a step."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from .._tables import Table, as_html, as_text
 from ..errors import OptionError
 
-__all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
-
 
 @dataclass(frozen=True)
 class ParameterRow:
@@ -161,12 +159,9 @@ class Diagnosis:
         ]
 
     def _tables(self) -> list[Table]:
-        return [self._gradients(), self._traces(), self._activity()]
-
-    def _gradients(self) -> Table:
         columns = ('parameter', 'route', 'reason', 'history')
         numbers = ('cosine', 'norm ratio', 'dropped', 'trace')
-        rows = [
+        gradients = [
             (
                 *(r.path, r.route, r.reason, r.history),
                 *(f'{r.cosine:.4f}', f'{r.norm_ratio:.4g}'),
@@ -174,23 +169,21 @@ class Diagnosis:
             )
             for r in self.rows
         ]
-        return Table('gradients', (*columns, *numbers), rows)
-
-    def _traces(self) -> Table:
-        columns = ('trace of', 'norm', 'growth', 'largest', 'steps to overflow')
-        rows = [
+        traces = [
             (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left)))
             for t in self.trace_growth
         ]
-        return Table('traces', columns, rows)
-
-    def _activity(self) -> Table:
-        columns = ('hidden group', 'units', 'shown by', 'silent', 'saturated')
-        rows = [
+        activity = [
             (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated))
             for a in self.activity
         ]
-        return Table('activity', columns, rows)
+        of_traces = ('trace of', 'norm', 'growth', 'largest', 'steps to overflow')
+        of_units = ('hidden group', 'units', 'shown by', 'silent', 'saturated')
+        return [
+            Table('gradients', (*columns, *numbers), gradients),
+            Table('traces', of_traces, traces),
+            Table('activity', of_units, activity),
+        ]
 
     def __str__(self) -> str:
         return as_text(self._lines(), self._tables())
@@ -209,17 +202,12 @@ class Diagnosis:
         fig = _figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
-        titles = 'cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'
-        for ax, title, values in zip(
-            bars,
-            titles,
-            (
-                [r.cosine for r in self.rows],
-                [r.norm_ratio for r in self.rows],
-                [r.dropped or 0.0 for r in self.rows],
-            ),
-            strict=True,
-        ):
+        columns = {
+            'cosine to BPTT': [r.cosine for r in self.rows],
+            'norm / that of BPTT': [r.norm_ratio for r in self.rows],
+            'dropped share of the history': [r.dropped or 0.0 for r in self.rows],
+        }
+        for ax, (title, values) in zip(bars, columns.items(), strict=True):
             ax.barh(names, [v if math.isfinite(v) else 0.0 for v in values[::-1]], color='tab:blue')
             ax.axvline(1, color='gray', linewidth=0.6)
             ax.set_title(title, fontsize=9)

@@ -23,8 +23,6 @@ from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
 from .oracles import total_loss
 
-__all__ = ['diagnose']
-
 FAST = 10  # the least growth over half a window that may go on without bound
 STEADY = 0.95  # the least ratio of two successive growth factors that counts as exponential growth
 
@@ -237,25 +235,17 @@ def _rows(
         if jnp.issubdtype(p.dtype, jnp.inexact):
             cosine, ratio = _compare(np.ravel(g), np.ravel(w))
             if mass is not None:
-                dropped, by_group = _dropped(graph, mass.kept[:, column], mass.dropped[:, column])
+                lost = mass.dropped[:, column]
+                total = float(mass.kept[:, column].sum() + lost.sum()) or 1.0
+                shares = zip(graph.hidden_groups, lost, strict=True)
+                dropped = float(lost.sum()) / total
+                by_group = {group.name: float(share) / total for group, share in shares}
             column += 1
         else:
             cosine, ratio = 1.0, 1.0
-        rows.append(
-            ParameterRow(
-                row.path,
-                row.shape,
-                row.route,
-                row.reason,
-                row.history,
-                cosine,
-                ratio,
-                dropped,
-                by_group,
-                row.left_out,
-                _trace_bytes(report, row.path),
-            )
-        )
+        known = row.path, row.shape, row.route, row.reason, row.history
+        rest = dropped, by_group, row.left_out, _trace_bytes(report, row.path)
+        rows.append(ParameterRow(*known, cosine, ratio, *rest))
     return tuple(rows)
 
 
@@ -268,15 +258,6 @@ def _compare(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
     if a == 0 or b == 0:
         return (1.0, 1.0) if a == b else (0.0, math.inf if b == 0 else 0.0)
     return float(np.vdot(w / b, g / a).real), float(a / b)
-
-
-def _dropped(
-    graph: ETraceGraph, kept: np.ndarray, dropped: np.ndarray
-) -> tuple[float, dict[str, float]]:
-    total = float(kept.sum() + dropped.sum()) or 1.0
-    return float(dropped.sum()) / total, {
-        g.name: float(d) / total for g, d in zip(graph.hidden_groups, dropped, strict=True)
-    }
 
 
 def _trace_bytes(report: Report, path: str) -> int:

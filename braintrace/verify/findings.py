@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from .. import Report
 from .diagnosis import Activity, ParameterRow, TraceGrowth
 
-__all__ = ['findings']
-
 NOTICED = 0.01  # a share of the history, or 1 - cosine, that is worth a sentence
 SOON = 10_000  # steps to overflow
 IDLE = 0.2  # share of silent or saturated units

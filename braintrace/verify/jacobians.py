@@ -10,8 +10,6 @@ from ..errors import OptionError
 from ._sequence import as_inputs
 from .cut import CutStep
 
-__all__ = ['hidden_jacobians']
-
 stop = jax.lax.stop_gradient
 
 

@@ -16,13 +16,6 @@ from .._signatures import public
 from ..errors import NotSupportedError, OptionError, StructureError
 from ._sequence import checked, is_float, one_step, scalar, split_floats
 
-__all__ = [
-    'bptt_gradients',
-    'dense_recursion_gradients',
-    'finite_difference_gradients',
-    'total_loss',
-]
-
 
 def total_loss(cell: Callable, loss: Callable, params, carry, xs, ys):
     """The sum of the losses of a sequence."""
