@@ -201,10 +201,9 @@ BUILT_IN: dict[Callable, list[tuple]] = {
 
 
 @functools.cache
-def _built_in(primitive: ETPPrimitive) -> list[Case]:
-    """The cases of the library's functions that bind this primitive."""
-    every = [made(op, case) for op, cases in BUILT_IN.items() for case in cases]
-    return [case for case in every if primitive in [app.primitive for app in case.applications()]]
+def _built_in() -> list[Case]:
+    """The cases of the library's functions."""
+    return [made(op, case) for op, cases in BUILT_IN.items() for case in cases]
 
 
 def registered() -> dict[str, Callable]:
@@ -237,17 +236,10 @@ def cases_of(op: Callable, given: Sequence | None) -> list[Case]:
     if isinstance(op, EtpOp):
         return [made(op, case) for case in op.spec.cases]
     if not isinstance(op, ETPPrimitive):
-        return [
-            made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows
-        ]
-    owner = getattr(op, 'op', None)
-    if owner is not None:
-        return [
-            case
-            for case in cases_of(owner, None)
-            if op in [app.primitive for app in case.applications()]
-        ]
-    spec = ETP_PRIMITIVE_SPECS.get(op)
-    if spec is None or not spec.cases:
-        return _built_in(op)
-    return [made(op, case) for case in spec.cases]
+        return [case for case in _built_in() if case.op is op]
+    owner, spec = getattr(op, 'op', None), ETP_PRIMITIVE_SPECS.get(op)
+    if owner is None and spec is not None and spec.cases:
+        return [made(op, case) for case in spec.cases]
+    # A form of an op, or a primitive of the library: the cases of functions that bind it.
+    every = _built_in() if owner is None else cases_of(owner, None)
+    return [case for case in every if op in [app.primitive for app in case.applications()]]

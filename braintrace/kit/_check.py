@@ -53,9 +53,8 @@ def check(
     name, op = subject(op)
     found = cases_of(op, cases)
     if not found:
-        return ConformanceReport(
-            (Row(name, 'L0', 'missing', None, None, 'no cases: give `cases`, or the spec some'),)
-        )
+        none = Row(name, 'L0', 'missing', case='no cases: give `cases`, or the spec some')
+        return ConformanceReport((none,))
     unknown = [p for p in platforms if p not in PLATFORMS and _device(p) is None]
     if unknown:
         raise OptionError(
@@ -67,10 +66,8 @@ def check(
         for platform in platforms:
             device = _device(platform)
             if device is None:
-                rows += [
-                    Row(name, law, 'not_tested', None, None, f'no {platform} device here')
-                    for law in LAWS
-                ]
+                absent = f'no {platform} device here'
+                rows += [Row(name, law, 'not_tested', case=absent) for law in LAWS]
                 continue
             with jax.default_device(device):
                 for case in found:
@@ -95,18 +92,10 @@ def _of_case(name: str, op: Any, case: Case, platform: str, x64: bool, seed: int
         ]
         results = [_of_application(app, case, platform, x64, seed) for app in asked]
     except Exception as error:  # the op's code may raise anything; every failure becomes a row
-        failed = Row(
-            name,
-            'L0' if isinstance(error, RuleContractError) else 'L1',
-            'fail',
-            None,
-            None,
-            f'{where}: {type(error).__name__}: {error}',
-        )
-        return [
-            failed if law == failed.law else Row(name, law, 'not_tested', None, None, where)
-            for law in LAWS
-        ]
+        broken = 'L0' if isinstance(error, RuleContractError) else 'L1'
+        failed = Row(name, broken, 'fail', case=f'{where}: {type(error).__name__}: {error}')
+        others = {law: Row(name, law, 'not_tested', case=where) for law in LAWS}
+        return list((others | {broken: failed}).values())
     if not asked:
         raise OptionError(f'check: {name} binds no ETP primitive on {where}.')
     return [

@@ -163,60 +163,47 @@ def _takes(app: Application) -> bool:
 def _units(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     if case.is_bare:
         raise NotApplicable('a bare primitive knows no units')
-    call = _CallWithUnits(case, app.invars)
-    units = _accepted_units(call)
+    arrays = case.values(seed=0)
+    biases = [key for key in arrays if case.role(key, app.invars) == 'bias']
+    factors = [key for key, a in arrays.items() if is_inexact(a) and key not in biases]
+
+    def call(arrays: dict, units: dict, bias_unit: Any) -> Any:
+        units = units | dict.fromkeys(biases, bias_unit)
+        return case.call(
+            {k: u.Quantity(a, unit=units[k]) if k in units else a for k, a in arrays.items()}
+        )
+
+    def accepts(units: dict) -> bool:
+        try:
+            jax.eval_shape(lambda arrays: call(arrays, units, _product(units)), arrays)
+        except EtpUnitError:
+            return False
+        return True
+
+    # Units for all factors, or for those to which the op is proportional.
+    units = dict(zip(factors, itertools.cycle(UNITS)))
+    try:
+        if not accepts(units):
+            units = {key: unit for key, unit in units.items() if accepts({key: unit})}
+    except TypeError as error:
+        if isinstance(error, BraintraceError):
+            raise
+        raise NotApplicable('the op takes no quantities') from error
     if not units:
         raise NotApplicable('the op takes no units')
-    product, arrays = _product(units), call.arrays
+    product = _product(units)
     got, plain = compiled(lambda a: (call(a, units, product), case.call(a)))(arrays)
     if not u.get_unit(got).has_same_dim(product):
         yield f'y has unit {u.get_unit(got)}, expected {product}'
     elif not deviation(u.Quantity(got).to_decimal(product), plain)[0] <= (1e-12 if x64 else 1e-4):
         yield 'the numbers of y depend on the units'
-    if call.bias:
+    if biases:
         wrong = product * u.mole
         try:
             jax.eval_shape(lambda a: call(a, units, wrong), arrays)
         except (BraintraceError, TypeError, ValueError, u.UnitMismatchError):
             return
         yield f'a bias of unit {wrong} is let through where y has {product}'
-
-
-class _CallWithUnits:
-    """A case whose arrays get units: ``factors`` are its inexact arrays but the bias, by key."""
-
-    def __init__(self, case: Case, invars: dict[str, int]):
-        self.case, self.arrays = case, case.values(seed=0)
-        self.bias = [key for key in self.arrays if case.role(key, invars) == 'bias']
-        self.factors = [
-            key for key, a in self.arrays.items() if is_inexact(a) and key not in self.bias
-        ]
-
-    def __call__(self, arrays: dict, units: dict, bias_unit: Any) -> Any:
-        units = units | dict.fromkeys(self.bias, bias_unit)
-        return self.case.call(
-            {k: u.Quantity(a, unit=units[k]) if k in units else a for k, a in arrays.items()}
-        )
-
-    def accepts(self, units: dict) -> bool:
-        try:
-            jax.eval_shape(lambda arrays: self(arrays, units, _product(units)), self.arrays)
-        except EtpUnitError:
-            return False
-        return True
-
-
-def _accepted_units(call: _CallWithUnits) -> dict:
-    """Units for all factors, or for those to which the op is proportional."""
-    units = dict(zip(call.factors, itertools.cycle(UNITS)))
-    try:
-        if call.accepts(units):
-            return units
-        return {key: unit for key, unit in units.items() if call.accepts({key: unit})}
-    except TypeError as error:
-        if isinstance(error, BraintraceError):
-            raise
-        raise NotApplicable('the op takes no quantities') from error
 
 
 def _product(units: dict) -> Any:

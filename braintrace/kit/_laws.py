@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from .. import functional, rules
+from .. import functional, rules, verify
 from ..errors import RuleContractError
-from ._application import Application, Draw, is_inexact, stack
+from ._application import STEPS, Application, Draw, is_inexact, stack
 from ._evaluate import Part, Sides, unless
 from ._own_rules import has_reverse, reverse
 
@@ -106,7 +106,7 @@ def _batch_of_samples(app: Application, draw: Draw) -> Sides:
 
 def _carried_alone(app: Application, draw: Draw) -> Sides:
     trace = app.entry(draw.operands, draw.e)
-    last = functools.partial(jax.tree.map, lambda a: a[-1])
+    last = partial(jax.tree.map, lambda a: a[-1])
     return app.carried(draw.d[-1], last(trace)), last(app.carried(draw.d, trace))
 
 
@@ -150,49 +150,38 @@ def _diagonal(app: Application, draw: Draw) -> Sides:
 # L9: end to end -----------------------------------------------------------------------------------
 
 
-def _online(app: Application, draw: Draw, rule, steps: int, h=None) -> dict[str, jax.Array]:
-    def cell(weights, h, x):
-        h = jnp.tanh(DECAY * h + app.bind(app.place(draw.operands, x, weights)))
-        return h, h
-
-    weights, h = app.weights(draw.operands), draw.h if h is None else h
+def _learned(app: Application, draw: Draw, rule, steps: int = STEPS, wide=False) -> Sides:
+    """The gradient of a sum along a sequence, online and by backpropagation through time; with
+    ``wide`` states that have an axis more than y.
+    """
+    weights, h = app.weights(draw.operands), jnp.stack([draw.h, draw.d]) if wide else draw.h
     xs, targets = draw.xs[:steps], draw.targets[:steps]
-    learner = functional.online(cell, rule)
-    run = learner.sequence_grad(lambda out, c: jnp.sum(out * c), window=2, reduction='sum')
-    return run(weights, learner.init(weights, h, xs[0]), xs, targets)[0]
+
+    def cell(y_of):
+        def step(weights, h, x):
+            h = jnp.tanh(DECAY * h + y_of(app.place(draw.operands, x, weights)))
+            return h, h
+
+        return step
+
+    def loss(out, target):
+        return jnp.sum(out * target)
+
+    learner = functional.online(cell(app.bind), rule)
+    run = learner.sequence_grad(loss, window=2, reduction='sum')
+    online = run(weights, learner.init(weights, h, xs[0]), xs, targets)[0]
+    return online, verify.bptt_gradients(cell(app.impl), weights, h, xs, targets, loss)
 
 
-def _through_time(app: Application, draw: Draw, steps: int, h=None) -> dict[str, jax.Array]:
-    def total(weights):
-        def step(h, at):
-            h = jnp.tanh(DECAY * h + app.impl(app.place(draw.operands, at[0], weights)))
-            return h, jnp.sum(h * at[1])
-
-        first = draw.h if h is None else h
-        return jax.lax.scan(step, first, (draw.xs[:steps], draw.targets[:steps]))[1].sum()
-
-    return jax.grad(total)(app.weights(draw.operands))
-
-
-def _d_rtrl(app: Application, draw: Draw) -> Sides:
-    steps = len(draw.xs)
-    return _online(app, draw, rules.d_rtrl(), steps), _through_time(app, draw, steps)
-
-
-def _broadcast(app: Application, draw: Draw) -> Sides:
-    h, steps = jnp.stack([draw.h, draw.d]), len(draw.xs)
-    return _online(app, draw, rules.d_rtrl(), steps, h), _through_time(app, draw, steps, h)
-
-
-def _es_d_rtrl(app: Application, draw: Draw) -> Sides:
-    return _online(app, draw, rules.es_d_rtrl(0.5), 1), _through_time(app, draw, 1)
-
+_d_rtrl = partial(_learned, rule=rules.d_rtrl())
+_broadcast = partial(_d_rtrl, wide=True)
+_es_d_rtrl = partial(_learned, rule=rules.es_d_rtrl(0.5), steps=1)
 
 # L15: empty batches -------------------------------------------------------------------------------
 
 
 def _empty_batch(app: Application, draw: Draw) -> Sides:
-    none, weights = functools.partial(jax.tree.map, lambda a: a[:0]), app.weights(draw.operands)
+    none, weights = partial(jax.tree.map, lambda a: a[:0]), app.weights(draw.operands)
     placed = app.place(draw.operands, x=app.x(draw.operands)[:0])
     trace, zeros = app.entry(placed, draw.e[:0]), jax.tree.map(jnp.zeros_like, weights)
     whole = app.entry(draw.operands, draw.e)

@@ -58,14 +58,8 @@ def _unknown(entries: list[dict]) -> Iterable[Row]:
     known = {primitive.name for primitive in ETP_PRIMITIVES} | set(registered())
     for entry in entries:
         if entry['rule'] is not None and entry['op'] not in known:
-            yield Row(
-                entry['op'],
-                entry['rule'],
-                'missing',
-                None,
-                None,
-                f'{entry["test"]} is marked for it, and it is not registered',
-            )
+            said = f'{entry["test"]} is marked for it, and it is not registered'
+            yield Row(entry['op'], entry['rule'], 'missing', case=said)
 
 
 def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> Iterable[Row]:
@@ -74,28 +68,24 @@ def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> I
     for slot in RULE_SLOTS:
         present = all(form.optional_rule(slot) is not None for form in forms)
         if not present and slot in REQUIRED_SLOTS:
-            yield Row(name, slot, 'missing', None, None, 'no such rule is registered')
+            yield Row(name, slot, 'missing', case='no such rule is registered')
         elif present:
-            yield _shown(
-                name,
-                slot,
-                own,
-                lambda entry, slot=slot: entry['rule'] == slot or entry['law'] in ABOUT[slot],
-            )
+            yield _shown(name, slot, own, {slot, *ABOUT[slot]})
     if own is not None:
         for law in LAWS:
-            yield _shown(name, law, own, lambda entry, law=law: entry['law'] == law)
+            yield _shown(name, law, own, {law})
 
 
-def _shown(name: str, what: str, entries: list[dict] | None, about) -> Row:
+def _shown(name: str, what: str, entries: list[dict] | None, by: set[str]) -> Row:
+    """What the tests have shown that are marked for one of these rules and laws."""
     if entries is None:
-        return Row(name, what, 'not_tested', None, None, 'no results of a run are given')
-    found = [entry for entry in entries if about(entry)]
+        return Row(name, what, 'not_tested', case='no results of a run are given')
+    found = [entry for entry in entries if by & {entry['rule'], entry['law']}]
     for status in ('fail', 'missing', 'pass', 'not_applicable', 'not_tested'):
         tests = dict.fromkeys(entry['test'] for entry in found if entry['status'] == status)
         if tests:
-            return Row(name, what, status, None, None, ', '.join(tests))
-    return Row(name, what, 'missing', None, None, 'no test of it in the results')
+            return Row(name, what, status, case=', '.join(tests))
+    return Row(name, what, 'missing', case='no test of it in the results')
 
 
 def _read(path: Path) -> list[dict]:

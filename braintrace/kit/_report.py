@@ -46,9 +46,9 @@ class Row:
     op: str
     law: str
     status: str
-    worst: float | None
-    tolerance: float | None
-    case: str
+    worst: float | None = None
+    tolerance: float | None = None
+    case: str = ''
 
     def __str__(self) -> str:
         size = ''
