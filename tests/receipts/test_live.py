@@ -78,16 +78,18 @@ def assert_rederived(file, **options):
     return receipts
 
 
-def trained(recording, params, state, steps=3, optimizer='sgd'):
-    """A file of single steps; before the last one a lane starts anew."""
-    (transform, _), (writer, file) = OPTIMIZERS[optimizer], recorder(recording, optimizer)
+def trained(recording, params, state, steps=3, optimizer='sgd', rate=None):
+    """A file of single steps; before the last one a lane starts anew. ``rate``: a schedule."""
+    transform = OPTIMIZERS[optimizer][0] if rate is None else optax.adam(rate)
+    writer, file = recorder(recording, optimizer)
     opt, step = transform.init(params), jax.jit(recording.grad)
     mask = jnp.array([1.0, 0.0, 2.0])
     for k in range(steps):
-        given, x, y = {}, 2 * drawn(B, I, seed=k), jax.nn.softmax(drawn(B, O, seed=k))
+        given = {} if rate is None else {'lr': float(rate(k))}
+        x, y = 2 * drawn(B, I, seed=k), jax.nn.softmax(drawn(B, O, seed=k))
         if k == steps - 1:
             initial = jax.tree.map(jnp.ones_like, state.carry)
-            given = {'reset': np.arange(B) == 1, 'initial': initial}
+            given |= {'reset': np.arange(B) == 1, 'initial': initial}
             state = functional.reset(state, given['reset'], initial)
         (grads, _, _, new), record = step(params, state, x, y, mask)
         updates, after = transform.update(grads, opt, params)
@@ -445,18 +447,11 @@ def test_what_is_no_recording_no_record_or_no_number_is_named():
 
 
 def test_the_rate_of_a_schedule_goes_to_each_write():
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
-    file, schedule = io.BytesIO(), optax.exponential_decay(0.1, 1, 0.5)
-    writer = Recorder(file, recording, {'name': 'adam', 'config': {'lr': 0.1}})
-    optimizer = optax.adam(schedule)
-    opt, x, y = optimizer.init(params), drawn(B, I), drawn(B, O)
-    for step in range(3):
-        (grads, _, _, new), record = recording.grad(params, state, x, y)
-        updates, after = optimizer.update(grads, opt, params)
-        moved, lr = optax.apply_updates(params, updates), float(schedule(step))
-        writer.write(params, state, x, y, record, updates, opt, after, moved, lr=lr)
-        params, opt, state = moved, after, new
-    assert_rederived(file)
+    schedule = optax.exponential_decay(0.1, 1, 0.5)
+    started_rnn = started(CELLS['rnn'](), RULES['cut'])
+    receipts = assert_rederived(trained(*started_rnn, optimizer='adam', rate=schedule))
+    rates = [one['optimizer']['config']['lr'] for one in receipts]
+    assert rates == pytest.approx([0.1, 0.05, 0.025])
 
 
 @pytest.mark.parametrize(
