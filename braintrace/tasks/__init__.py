@@ -12,15 +12,11 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
-from ._characters import characters
-from ._digits import digits
-from ._evidence import evidence
-from ._mackey_glass import mackey_glass
-from ._match import match_to_sample
+from ._data import characters, digits
 from ._memory import adding, copy_memory
-from ._patterns import pattern_generation
 from ._run import Run, run
-from ._streams import drifting_filter, shifting_sine
+from ._spiking import evidence, match_to_sample, pattern_generation
+from ._streams import drifting_filter, mackey_glass, shifting_sine
 from ._task import PARTS, Batch, Task
 
 __all__ = [

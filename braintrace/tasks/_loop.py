@@ -40,7 +40,10 @@ class Loop:
         """
         keys = jax.vmap(jax.random.key)(self.seeds)
         at = jax.jit(jax.vmap(self.training.start, (0, 0, 0, None)))(*self.made, self.seeds, first)
-        data = self._streams(keys) if self.task.stream else keys
+        data = keys  # an update draws its sequences by its seed's key; a stream is drawn at once
+        if self.task.stream:
+            batch = self.training.options.batch
+            data = jax.jit(jax.vmap(lambda key: self.task.sample(key, batch)[:2]))(keys)
         part = min(self.size, MOST * self.unit) if self.task.stream else 1
         found = []
         for start in range(0, self.length, self.size):
@@ -85,26 +88,19 @@ class Loop:
 
     def _turn(self, size: int, at: At, losses, data, first, start, stop):
         """The blocks from ``start`` to ``stop`` behind the step or update ``first``."""
-        step = self._along if self.task.stream else self._update
 
         def block(k, now):
-            at, found = step(size, now[0], data, first + k * size)
+            at, losses = now
+            number = first + k * size
+            if self.task.stream:
+                xs, ys = (jax.lax.dynamic_slice_in_dim(a, number, size) for a in data)
+                at, found = self.training.learn(at, xs, ys)
+            else:
+                at, found = self.training.update(at, jax.random.fold_in(data, number))
             found = found.reshape(size).astype(losses.dtype)
-            return at, jax.lax.dynamic_update_slice_in_dim(now[1], found, k * size, 0)
+            return at, jax.lax.dynamic_update_slice_in_dim(losses, found, k * size, 0)
 
         return jax.lax.fori_loop(start, stop, block, (at, losses))
-
-    def _update(self, size: int, at: At, key, number):
-        """An update on new sequences, which the key and its number draw."""
-        return self.training.update(at, jax.random.fold_in(key, number))
-
-    def _streams(self, keys) -> tuple:
-        batch = self.training.options.batch
-        return jax.jit(jax.vmap(lambda key: self.task.sample(key, batch)[:2]))(keys)
-
-    def _along(self, size: int, at: At, data, start):
-        xs, ys = (jax.lax.dynamic_slice_in_dim(a, start, size) for a in data)
-        return self.training.learn(at, xs, ys)
 
     @cached_property
     def _score(self) -> Callable:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._task import Batch, Task, check_whole, entropy, over_steps, squared
+from ._task import Batch, Task, check_whole, judged
 
 
 def copy_memory(delay: int = 20, length: int = 10, symbols: int = 8) -> Task:
@@ -42,16 +42,11 @@ def copy_memory(delay: int = 20, length: int = 10, symbols: int = 8) -> Task:
         wanted = jnp.full((steps, batch_size), blank).at[-length:].set(shown)
         return Batch(jax.nn.one_hot(seen, symbols + 2), wanted, jnp.ones(steps))
 
-    def trivial(xs: Array) -> Array:
-        certain = 50.0 * jax.nn.one_hot(blank, symbols + 1)
-        logits = jnp.where(recall[:, None], -certain, certain)
-        return jnp.broadcast_to(logits[:, None], (*xs.shape[:2], symbols + 1))
-
+    certain = 50.0 * jax.nn.one_hot(blank, symbols + 1)
+    guess = jnp.where(recall[:, None, None], -certain, certain)
     floor = length * math.log(symbols) / steps
-    score = over_steps(entropy)
     name = f'copy {delay}' if length == 10 else f'copy {length} over {delay}'
-    sizes = steps, symbols + 2, symbols + 1
-    return Task(name, *sizes, draw, entropy, score, 'nats', floor, trivial)
+    return judged(name, (steps, symbols + 2, symbols + 1), draw, 'nats', floor, guess)
 
 
 def adding(steps: int = 100) -> Task:
@@ -82,8 +77,4 @@ def adding(steps: int = 100) -> Task:
         last = jnp.zeros(steps).at[-1].set(1)
         return Batch(jnp.stack([numbers, marks], -1), ys, last)
 
-    def trivial(xs: Array) -> Array:
-        return jnp.ones((*xs.shape[:2], 1))
-
-    score = over_steps(squared)
-    return Task(f'adding {steps}', steps, 2, 1, draw, squared, score, 'mse', 1 / 6, trivial)
+    return judged(f'adding {steps}', (steps, 2, 1), draw, 'mse', 1 / 6, [1.0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +136,39 @@ def accuracy(outputs: Array, ys: Array, mask: Array) -> Array:
     """
     label = ys[jnp.argmax(mask)]
     return jnp.mean(jnp.average(outputs, 0, weights=mask).argmax(-1) == label)
+
+
+def judged(
+    name: str,
+    sizes: tuple[int, int, int],
+    draw: Callable[[Array, int, str], Batch],
+    metric: str,
+    floor: float,
+    trivial: Callable[[Array], Array] | Any,
+    stream: bool = False,
+) -> Task:
+    """A task of ``sizes`` steps, inputs, outputs with the loss and the score of its metric.
+    ``trivial`` is a function, or the outputs of all lanes: ``(O,)`` at each step, or ``(T, 1, O)``.
+    """
+    loss = squared if metric == 'mse' else entropy
+    score = accuracy if metric == 'accuracy' else over_steps(loss)
+
+    def always(xs: Array) -> Array:
+        return jnp.broadcast_to(jnp.asarray(trivial, xs.dtype), (*xs.shape[:2], sizes[2]))
+
+    guess = trivial if callable(trivial) else always
+    return Task(name, *sizes, draw, loss, score, metric, floor, guess, stream)
+
+
+def different(key: Array, batch_size: int, labels: Sized, part: str, what: str) -> Array:
+    """The numbers of a batch in which no sample comes twice; ``what`` samples are, as errors tell
+    it.
+    """
+    if batch_size > len(labels):
+        raise OptionError(
+            f'batch_size is {batch_size}, but the {part} part has {len(labels)} {what}.'
+        )
+    return jax.random.choice(key, len(labels), (batch_size,), replace=False)
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

@@ -75,13 +75,9 @@ class Training:
         state = fold_lane(state.replace(trace=trace), seed)
         return At(params, self.optimizer.init(params), state, carry)
 
-    def anew(self, at: At) -> OnlineState:
-        """The state before new sequences."""
-        return reset(at.state, True, at.first)
-
     def update(self, at: At, key) -> tuple[At, jax.Array]:
         """An update, or several, on new sequences, and the loss."""
-        batch, state = self.task.sample(key, self.options.batch), self.anew(at)
+        batch, state = self.task.sample(key, self.options.batch), reset(at.state, True, at.first)
         if self.options.every is not None:
             at, losses = self.learn(at._replace(state=state), *batch)
         else:

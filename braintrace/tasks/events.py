@@ -16,7 +16,7 @@ from jax import Array
 
 from .._public_names import lacking as _lacking
 from ..errors import OptionError, StructureError
-from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
+from ._task import Batch, Task, check_real, check_whole, different, judged
 
 __all__ = ['Events', 'augment', 'events_task', 'made_events', 'read_shd', 'write_shd']
 
@@ -331,12 +331,8 @@ def events_task(
 
     def draw(key: Array, batch_size: int, part: str) -> Batch:
         counts, labels = arrays[part]
-        if batch_size > len(labels):
-            raise OptionError(
-                f'batch_size is {batch_size}, but the {part} part has {len(labels)} samples.'
-            )
         of_choice, of_change = jax.random.split(key)
-        chosen = jax.random.choice(of_choice, len(labels), (batch_size,), replace=False)
+        chosen = different(of_choice, batch_size, labels, part, 'samples')
         xs = jnp.asarray(counts)[:, chosen].astype(float)
         chosen_labels = jnp.asarray(labels)[chosen]
         if augment is not None and part == 'train':
@@ -346,10 +342,9 @@ def events_task(
 
     common = int(np.bincount(train.labels).argmax())
     said = jax.nn.one_hot(common, train.classes)
-    trivial = lambda xs: jnp.broadcast_to(said, (*xs.shape[:2], train.classes))
     sizes = steps, CHANNELS // groups, train.classes
     floor = float(np.mean(test.labels == common))
-    return Task('events', *sizes, draw, entropy, accuracy, 'accuracy', floor, trivial)
+    return judged('events', sizes, draw, 'accuracy', floor, said)
 
 
 def _check_apart(parts: dict[str, Events]) -> None:

@@ -1,5 +1,8 @@
 """Training on a task is what a loop written by hand does, from each seed by itself."""
 
+import dataclasses
+import functools
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ from braintrace.tasks._training import Options
 from tests.tiers import slow
 
 TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
+SAME = dataclasses.replace(TASK, draw=lambda key, *rest: TASK.draw(jax.random.key(0), *rest))
 
 
 class Network(brainstate.nn.Module):
@@ -71,9 +75,9 @@ def made(seed):
     return plain, {'w': w, 'out': jax.random.normal(of_out, (UNITS, 1))}, jnp.zeros((4, UNITS))
 
 
-def run(rule, model=made, task=TASK, updates=3, seeds=(3, 5), **options):
-    updates = None if task.stream else updates
-    return tasks.run(task, model, rule, ADAM, updates, seeds, batch_size=4, test=8, **options)
+def run(rule, model=made, task=TASK, updates=3, seeds=(3, 5), optimizer=ADAM, **options):
+    updates, options = None if task.stream else updates, {'test': 8} | options
+    return tasks.run(task, model, rule, optimizer, updates, seeds, batch_size=4, **options)
 
 
 def by_hand(seed, gradient, updates=3):
@@ -89,13 +93,23 @@ def by_hand(seed, gradient, updates=3):
     return losses, params
 
 
-@jax.jit
-def reverse(params, carry, xs, ys, mask):
-    def total(params):
-        outputs = jax.lax.scan(lambda h, x: plain(params, h, x)[::-1], carry, xs)[1]
-        return jnp.average(jnp.mean((outputs - ys) ** 2, (1, 2)), weights=mask)
+def reverse(window):
+    """Back-propagation through a loop; no gradient passes a border of ``window`` steps."""
 
-    return jax.value_and_grad(total)(params)
+    @jax.jit
+    def gradient(params, carry, xs, ys, mask):
+        def total(params):
+            def step(h, at):
+                t, x = at
+                h = jnp.where(t % window == 0, jax.lax.stop_gradient(h), h)
+                return plain(params, h, x)[::-1]
+
+            outputs = jax.lax.scan(step, carry, (jnp.arange(len(xs)), xs))[1]
+            return jnp.average(jnp.mean((outputs - ys) ** 2, (1, 2)), weights=mask)
+
+        return jax.value_and_grad(total)(params)
+
+    return gradient
 
 
 def online(rule, **options):
@@ -109,10 +123,10 @@ def online(rule, **options):
 
 
 WAYS = {
-    'BPTT': (None, {}, reverse),
+    'BPTT': (None, {}, reverse(TASK.steps)),
     'D_RTRL': (rules.d_rtrl(), {}, online(rules.d_rtrl())),
     'exact': (rules.d_rtrl(), {'window': 2}, online(rules.d_rtrl(), window=2, inside='exact')),
-    'truncated': (None, {'window': 4}, online(None, window=4, inside='exact', keep_trace=False)),
+    'truncated': (None, {'window': 4}, reverse(4)),
 }
 
 
@@ -134,12 +148,12 @@ def test_a_run_is_the_loop_that_one_writes_by_hand(name):
 @slow
 def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the_last():
     found, (_, params, carry) = run(None, seeds=(3,), update_every=4), made(3)
-    moments, key = ADAM.init(params), jax.random.key(3)
+    moments, key, gradient = ADAM.init(params), jax.random.key(3), reverse(4)
     for number in range(3):
         h, (xs, ys, mask) = carry, TASK.sample(jax.random.fold_in(key, number), 4)
         for at in (slice(0, 4), slice(4, 6)):
             weights = mask[at] if mask[at].any() else jnp.ones(len(mask[at]))
-            grads = reverse(params, h, xs[at], ys[at], weights)[1]
+            grads = gradient(params, h, xs[at], ys[at], weights)[1]
             grads = jax.tree.map(lambda g: g * mask[at].any(), grads)
             for x in xs[at]:
                 h = plain(params, h, x)[1]
@@ -216,19 +230,13 @@ def test_each_update_and_each_seed_draws_its_own_noise():
             state.value = jax.tree.map(lambda w: jnp.full_like(w, 0.3), state.value)
         return net
 
-    same = lambda key, batch, part: TASK.draw(jax.random.key(0), batch, part)
-    task = tasks.Task(**{**vars(TASK), 'draw': same})
-    losses = tasks.run(
-        task, model, rules.d_rtrl(), optax.sgd(0.0), 3, (3, 5), batch_size=4, test=4
-    ).losses
+    losses = run(rules.d_rtrl(), model, SAME, optimizer=optax.sgd(0.0)).losses
     assert len({*losses.ravel().tolist()}) == 6
 
 
 @slow
 def test_each_seed_draws_its_own_noise_of_the_rule():
-    same = lambda key, batch, part: TASK.draw(jax.random.key(0), batch, part)
-    task = tasks.Task(**{**vars(TASK), 'draw': same})
-    losses = run(rules.uoro(), lambda seed: made(0), task).losses
+    losses = run(rules.uoro(), lambda seed: made(0), SAME).losses
     assert losses[0, 0] == losses[1, 0] and losses[0, 2] != losses[1, 2]
 
 
@@ -236,16 +244,9 @@ def test_each_seed_draws_its_own_noise_of_the_rule():
 def test_what_is_not_trainable_stays():
     params = {'w': jnp.ones((2 + UNITS, UNITS)) / 5, 'out': jnp.ones((UNITS, 1))}
     places = {**params, 'places': jnp.arange(3)}
-    cell = lambda p, h, x: plain(p, h, x)
+    model = lambda seed: (plain, places, jnp.zeros((4, UNITS)))
     decay = optax.adamw(1e-2, weight_decay=0.1)
-    found = tasks.run(
-        TASK,
-        lambda seed: (cell, places, jnp.zeros((4, UNITS))),
-        rules.d_rtrl(),
-        decay,
-        2,
-        batch_size=4,
-    )
+    found = run(rules.d_rtrl(), model, updates=2, seeds=(0,), optimizer=decay)
     assert found.params['places'].tolist() == [[0, 1, 2]]
     assert not np.allclose(found.params['w'], params['w'], atol=1e-3)
 
@@ -270,9 +271,7 @@ def test_a_penalty_counts_at_every_step():
 
     wanted = params['w'] - jax.grad(total)(params)['w']
     for rule in (None, rules.d_rtrl()):
-        found = tasks.run(
-            TASK, model, rule, optax.sgd(1.0), 1, batch_size=4, test=4, penalty=penalty
-        )
+        found = run(rule, model, TASK, 1, (0,), optax.sgd(1.0), penalty=penalty)
         assert np.allclose(found.params['w'][0], wanted, atol=1e-5)
 
 
@@ -295,9 +294,7 @@ class Dropping(Network):
 def test_a_seed_alone_is_that_seed_beside_others_and_its_score_that_of_evaluation():
     """Ten sequences in lanes of four; what is dropped is dropped in training alone."""
     both, alone = (
-        tasks.run(
-            TASK, lambda seed: Dropping(), rules.d_rtrl(), ADAM, 2, those, batch_size=4, test=10
-        )
+        run(rules.d_rtrl(), lambda seed: Dropping(), TASK, 2, those, test=10)
         for those in ((3, np.int64(5)), (5,))
     )
     assert np.allclose(both.losses[1], alone.losses[0], rtol=1e-5)
@@ -340,8 +337,7 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
 
 
 def test_a_task_draws_what_it_says():
-    draw = lambda key, batch, part: TASK.draw(key, batch, part)
-    own = lambda **more: tasks.Task(**{**vars(TASK), 'draw': draw, **more})
+    own = functools.partial(dataclasses.replace, TASK)
     for task, message in (
         (own(steps=7), r'draws xs \[6, 32, 2\], and its sizes say \[7, 32, 2\]'),
         (own(draw=lambda *args: TASK.draw(*args)[:2]), 'draws tuple'),
@@ -351,7 +347,7 @@ def test_a_task_draws_what_it_says():
     with pytest.raises(OptionError, match="metric is 'r2'"):
         own(metric='r2')
     with pytest.warns(BraintraceWarning, match='draws one batch, whatever the key'):
-        check_draw(own(draw=lambda key, *rest: TASK.draw(jax.random.key(0), *rest)), 4)
+        check_draw(SAME, 4)
 
 
 def test_a_run_is_told_in_one_line():

@@ -12,7 +12,7 @@ import pytest
 
 from braintrace import tasks
 from braintrace.errors import OptionError
-from braintrace.tasks import _characters, _digits, _mackey_glass, _match
+from braintrace.tasks import _data, _spiking, _streams
 from tests.tiers import slow
 
 KEY = jax.random.key(3)
@@ -153,7 +153,7 @@ def match_counts(places, stimuli=8):
 
 def test_match_asks_for_the_marked_stimulus():
     counts, label = match_counts(3)
-    patterns = _match.drawn(8, 0)
+    patterns = _spiking.drawn(8, 0)
     assert np.all(patterns.sum(1) == 10) and len(np.unique(patterns, axis=0)) == 8
     *shown, test = (counts[..., :40] @ patterns.T).argmax(-1)
     marked = counts[..., 40:60].reshape(4, 4000, 2, 10).any(-1)
@@ -177,7 +177,7 @@ def test_match_is_at_chance_for_a_sum_over_what_was_shown():
 @pytest.mark.slow
 def test_match_without_distractors_tests_another_stimulus():
     counts, label = match_counts(1, 2)
-    shown, test = (counts[..., :40] @ _match.drawn(2, 0).T).argmax(-1)
+    shown, test = (counts[..., :40] @ _spiking.drawn(2, 0).T).argmax(-1)
     assert np.array_equal(shown == test, label) and label.mean() == pytest.approx(0.5, abs=0.03)
 
 
@@ -196,7 +196,7 @@ def test_a_pattern_is_the_same_in_all_sequences_under_noise():
 
 def test_mackey_glass_solves_its_equation():
     drawn = np.array([[0.1, 0.9], [0.3, 0.8]])
-    past = _mackey_glass.history(np, drawn, 17)
+    past = _streams.history(np, drawn, 17)
     fine = 100
     times = np.arange(-17 * fine, 1)[:, None] / fine
     found = [*(0.9 + (0.1 + 0.3 * drawn[0]) * np.sin(2 * np.pi * ((times + 17) / 50 + drawn[1])))]
@@ -208,7 +208,7 @@ def test_mackey_glass_solves_its_equation():
         found.append(found[-1] + (slope + end) / 2 / fine)
     series = []
     for _ in range(4):
-        past = _mackey_glass.later(np, past)
+        past = _streams.later(np, past)
         series.append(past[10::10])
     assert np.allclose(np.concatenate(series)[:60], found[18 * fine :: fine], atol=5e-4)
 
@@ -239,8 +239,8 @@ def test_a_filter_turns_in_a_plane_and_keeps_its_phase():
 
 def test_characters_are_a_text_whose_parts_are_apart():
     task = tasks.characters(60)
-    letters = np.array([*_characters.ALPHABET, '\x7f'])
-    parts = {part: ''.join(letters[codes]) for part, codes in _characters.text().items()}
+    letters = np.array([*_data.ALPHABET, '\x7f'])
+    parts = {part: ''.join(letters[codes]) for part, codes in _data.text().items()}
     assert 'This is a' in parts['train'] and parts['train'].count('  ') < 5
     for part in tasks.PARTS:
         xs, ys, mask = (np.asarray(a) for a in task.sample(KEY, 20, part))
@@ -270,7 +270,7 @@ def test_a_sine_keeps_its_frequency_until_it_shifts():
 
 
 def test_digits_are_held_out_and_balanced():
-    parts = _digits.images()
+    parts = _data.images()
     assert {part: len(labels) for part, (_, labels) in parts.items()} == {
         'train': 1197,
         'validation': 300,
@@ -298,14 +298,14 @@ def test_digits_by_spikes_show_row_after_row_and_then_nothing():
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
-    _digits.images.cache_clear()
+    _data.images.cache_clear()
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)
     with pytest.raises(ImportError, match=r'scikit-learn.*pip install'):
         tasks.digits()
 
 
 def test_without_the_manual_the_error_says_what_to_install(monkeypatch):
-    _characters.text.cache_clear()
+    _data.text.cache_clear()
     monkeypatch.setitem(sys.modules, 'pydoc_data.topics', None)
     with pytest.raises(ImportError, match=r'pydoc_data.*install'):
         tasks.characters()
