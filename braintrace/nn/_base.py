@@ -108,11 +108,11 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
 class RecurrentLayer(StatefulLayer):
     """A layer with hidden states and an output of shape (O,) or (B, O).
 
-    ``state_names`` names the states. A state has the shape (O,) and the first value ``state_init``
-    unless the constructor writes another pair into ``first_values``.
+    ``state_names`` names the states, h unless a subclass has others. A state has the shape (O,) and
+    the first value ``state_init`` unless the constructor writes another pair into ``first_values``.
     """
 
-    state_names: ClassVar[tuple[str, ...]]
+    state_names: ClassVar[tuple[str, ...]] = ('h',)
 
     def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
         super().__init__(name=name)

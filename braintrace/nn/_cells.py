@@ -63,7 +63,6 @@ class VanillaRNNCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W': Gates()}
 
     def __init__(
@@ -80,7 +79,6 @@ class VanillaRNNCell(GatedCell):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         h = self.activation(self.W(join(x, states[0])))
         return h, (h,)
 
@@ -130,11 +128,9 @@ class GRUCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'Wz': Gates((-1,)), 'Wr': Gates(), 'Wh': Gates()}
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         z, r = sigmoid(self.Wz(join(x, h))), sigmoid(self.Wr(join(x, h)))
         h = (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
@@ -184,11 +180,9 @@ class MGUCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'Wf': Gates((-1,)), 'Wh': Gates()}
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         f = sigmoid(self.Wf(join(x, h)))
         h = (1 - f) * h + f * self.activation(self.Wh(join(x, f * h)))
@@ -235,11 +229,9 @@ class CFNCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'Wf': Gates((1,)), 'Wi': Gates((-1,)), 'Wh': Gates(reads='x')}
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         f, i = sigmoid(self.Wf(join(x, h))), sigmoid(self.Wi(join(x, h)))
         h = f * self.activation(h) + i * self.activation(self.Wh(x))
@@ -289,7 +281,6 @@ class MinimalRNNCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W_u': Gates((1,), reads='zh')}
 
     def __init__(
@@ -312,7 +303,6 @@ class MinimalRNNCell(GatedCell):
         self.phi = phi or Linear(self.num_in, self.num_out, w_init=w_init, b_init=b_init)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         z = self.phi(x)
         if jnp.shape(z) != h.shape:

@@ -15,7 +15,27 @@ from ._base import GatedCell, Gates
 from ._cells import identity
 
 
-class MinGRUCell(GatedCell):
+class OfInput(GatedCell):
+    """A cell of one map, of x alone; its candidate is linear unless a function is given."""
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = identity,
+        name: str | None = None,
+        *,
+        timescale: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, activation, name, timescale=timescale
+        )
+
+
+class MinGRUCell(OfInput):
     r"""The minimal gated unit whose gate reads x alone (minGRU; Feng et al., 2024,
     arXiv:2410.01201).
 
@@ -57,34 +77,16 @@ class MinGRUCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W': Gates((-1, 0), reads='x')}
 
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: str | Callable = identity,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, activation, name, timescale=timescale
-        )
-
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         z, g = jnp.split(self.W(x), 2, axis=-1)
         h = (1 - sigmoid(z)) * h + sigmoid(z) * self.activation(g)
         return h, (h,)
 
 
-class MinLSTMCell(GatedCell):
+class MinLSTMCell(OfInput):
     r"""The minimal unit with a forget and an input gate that read x alone and sum to 1 (minLSTM;
     Feng et al., 2024, arXiv:2410.01201).
 
@@ -127,27 +129,9 @@ class MinLSTMCell(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W': Gates((1, -1, 0), reads='x')}
 
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: str | Callable = identity,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, activation, name, timescale=timescale
-        )
-
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         f, i, g = jnp.split(self.W(x), 3, axis=-1)
         keep = sigmoid(log_sigmoid(f) - log_sigmoid(i))

@@ -83,7 +83,6 @@ class LSTMCell(GatedCell):
         )
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         h, c = states
         i, g, f, o = jnp.split(self.W(join(x, h)), 4, axis=-1)
         c = sigmoid(f + 1) * c + sigmoid(i) * self.activation(g)
@@ -155,7 +154,6 @@ class URLSTMCell(GatedCell):
         self.bias = brainstate.ParamState(bias)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         h, c = states
         read, b = join(x, h), element_wise(self.bias.value)
         f, r = sigmoid(self.Wf(read) + b), sigmoid(self.Wr(read) - b)

@@ -98,7 +98,6 @@ class GLACell(RecurrentLayer):
             self.Wa = Linear(in_size, keys, w_init=w_init, b_init=b_init)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         q, k, v = (self._in_heads(of_x(x)) for of_x in (self.Wq, self.Wk, self.Wv))
         if self.decay is None:
             decay = sigmoid(self._in_heads(self.Wa(x))) ** (1 / 16)
@@ -173,7 +172,6 @@ class MambaCell(RecurrentLayer):
     ((5, 8), (5, 8, 4))
     """
 
-    state_names = ('h',)
     plain_input = True
 
     def __init__(
@@ -200,7 +198,6 @@ class MambaCell(RecurrentLayer):
         self.D = brainstate.ParamState(initial_value(d_init, (channels,), None, 'MambaCell'))
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         delta, into, out = softplus(self.Wd(x)), self.WB(x), self.WC(x)
         rate = element_wise(self.A_log.value, lambda a: -jnp.exp(a))
         h = jnp.exp(delta[..., None] * rate) * states[0]

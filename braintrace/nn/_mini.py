@@ -11,7 +11,26 @@ from ._base import GatedCell, Gates
 from ._cells import identity, join
 
 
-class MiniGRU(GatedCell):
+class Mini(GatedCell):
+    """A cell whose candidate is linear."""
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        name: str | None = None,
+        *,
+        timescale: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
+        )
+
+
+class MiniGRU(Mini):
     r"""A gated recurrent unit without reset gate, whose candidate is linear and reads x alone.
 
     .. math::
@@ -45,33 +64,16 @@ class MiniGRU(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W_z': Gates((-1,)), 'W_x': Gates(reads='x')}
 
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
-        )
-
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         z = sigmoid(self.W_z(join(x, h)))
         h = (1 - z) * h + z * self.W_x(x)
         return h, (h,)
 
 
-class MiniLSTM(GatedCell):
+class MiniLSTM(Mini):
     r"""A recurrent unit with a forget and an input gate, whose candidate is linear and reads x
     alone.
 
@@ -107,26 +109,9 @@ class MiniLSTM(GatedCell):
     (2, 8)
     """
 
-    state_names = ('h',)
     maps = {'W_f': Gates((1,)), 'W_i': Gates((-1,)), 'W_x': Gates(reads='x')}
 
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
-        )
-
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         (h,) = states
         f, i = sigmoid(self.W_f(join(x, h))), sigmoid(self.W_i(join(x, h)))
         h = f * h + i * self.W_x(x)

@@ -64,7 +64,6 @@ class IF(Neuron):
         return self.V_th
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
-        """The formula above."""
         return (states[0] + steps_of('IF', 'tau', self.tau) * self._driven(x),)
 
 
@@ -172,7 +171,6 @@ class LIF(Neuron):
         return self.V_th
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
-        """The formula above."""
         goal = self.V_rest + self._driven(x)
         return (leaked(states[0], goal, decay('LIF', 'tau', self.tau)),)
 
@@ -240,7 +238,6 @@ class ALIF(Neuron):
         return self.V_th + self.beta * states[1]
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
-        """The formula above."""
         V, a = states[:2]
         goal = self.V_rest + self._driven(x)
         left = decay('ALIF', 'tau_a', self.tau_a)
@@ -343,7 +340,6 @@ class GIF(Neuron):
         return states[1]
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
-        """The formula above."""
         V, V_th, *currents = states[:4]
         currents = [
             I + spikes * ((kept - 1) * I + added)

@@ -91,14 +91,14 @@ class Projection(ShowsArguments, brainstate.nn.Module):
         return g if self.out is None else self.out(g, V)
 
     def _check_parts(self) -> None:
-        for part, kinds in KINDS.items():
+        for part, (kinds, example) in PARTS.items():
             found = getattr(self, part)
             absent = found is None and part in ('out', 'stp')
             misplaced = isinstance(found, SYNAPTIC) and not isinstance(found, kinds)
             if isinstance(found, type) or misplaced or not (callable(found) or absent):
                 raise OptionError(
                     f'Projection: {part} is {found!r}; give a module or a function, such as '
-                    f'{EXAMPLES[part]}.'
+                    f'{example}.'
                 )
         signs = getattr(self.comm, 'w_sign', None)
         if isinstance(self.out, COBA) and signs is not None and (np.asarray(signs) < 0).any():
@@ -118,20 +118,12 @@ class Projection(ShowsArguments, brainstate.nn.Module):
             )
 
 
-EXAMPLES = {
-    'comm': 'Linear(80, 100)',
-    'syn': 'Expon(100, tau=5.0)',
-    'out': 'COBA(E=0.0), or None',
-    'stp': 'STP(80), or None',
-}
-
-
 SYNAPTIC = Expon, DualExpon, COBA, CUBA, STP
-KINDS: dict[str, tuple] = {
-    'comm': (),
-    'syn': (Expon, DualExpon),
-    'out': (COBA, CUBA),
-    'stp': (STP,),
+PARTS: dict[str, tuple[tuple, str]] = {  # those of SYNAPTIC that may stand there, and an example
+    'comm': ((), 'Linear(80, 100)'),
+    'syn': ((Expon, DualExpon), 'Expon(100, tau=5.0)'),
+    'out': ((COBA, CUBA), 'COBA(E=0.0), or None'),
+    'stp': ((STP,), 'STP(80), or None'),
 }
 
 

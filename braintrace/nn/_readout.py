@@ -94,7 +94,6 @@ class FilteredReadout(RecurrentLayer):
             self.first_values['g'] = (ZERO, (1,))
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         left, weight = decay('FilteredReadout', 'tau', self.tau), self.W.weight.value
         check_unit('FilteredReadout', 'f', 'state_init', states[0], x)
         f, *g = (left * state + new for state, new in zip(states, (x, 1)))
@@ -172,7 +171,6 @@ class LeakyRateReadout(RecurrentLayer):
         self.W = brainstate.ParamState(weight)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         left, new = decay('LeakyRateReadout', 'tau', self.tau), matmul(x, self.W.value)
         check_unit('LeakyRateReadout', 'r', 'r_init', states[0], new)
         r = left * states[0] + new

@@ -141,7 +141,6 @@ class LRUCell(Rotations):
         self.D = parameter(brainstate.random.normal(size=num_in))
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         decay = element_wise(self.nu_log.value, lambda nu: jnp.exp(-jnp.exp(nu)))
         angle = element_wise(self.theta_log.value, jnp.exp)
         scale = element_wise(self.gamma_log.value, jnp.exp)
@@ -227,7 +226,6 @@ class S5Cell(Rotations):
         self.D = parameter(brainstate.random.normal(size=num_in))
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         a = element_wise(self.A_log.value, lambda log: -jnp.exp(log))
         omega = element_wise(self.A_im.value)
         step = element_wise(self.step_log.value, jnp.exp)
@@ -323,7 +321,6 @@ class RTUCell(Rotations):
         self.W = Linear(self.num_in, self.num_out, w_init=w_init, b_init=None)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         rate = element_wise(self.nu_log.value, jnp.exp)
         angle = element_wise(self.theta_log.value, jnp.exp)
         decay, scale = jnp.exp(-rate), jnp.sqrt(-jnp.expm1(-2 * rate))

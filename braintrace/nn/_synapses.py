@@ -87,7 +87,6 @@ class Expon(Synapse):
         self.tau = self._time('tau', tau)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         self._check_unit(x, states[0])
         g = self._left('tau') * states[0] + x
         return g, (g,)
@@ -161,7 +160,6 @@ class DualExpon(Synapse):
         self._peak = numbers('DualExpon', 'the highest conductance', peak, self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
         self._check_unit(x, states[0])
         d = self._left('tau_decay') * states[0] + x
         r = self._left('tau_rise') * states[1] + x
