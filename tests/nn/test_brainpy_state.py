@@ -37,41 +37,21 @@ class Weights(brainstate.nn.Module):
 
 
 class Net(brainstate.nn.Module):
-    """Neurons that read the input and, where they are recurrent, their own spikes."""
+    """Neurons that read the input and, where they are recurrent, their own spikes: through weights,
+    or through a projection, which drives them itself.
+    """
 
-    def __init__(self, neurons, recurrent):
+    def __init__(self, neurons, recurrent, way):
         super().__init__()
         self.neurons, self.recurrent = neurons, recurrent
-        self.num_in = INPUTS + (UNITS if recurrent else 0)
+        self.way = way(INPUTS + (UNITS if recurrent else 0), neurons)
 
     def update(self, x):
         if self.recurrent:
             x = jnp.concatenate([x, self.neurons.get_spike()], -1)
-        return self.drive(x) + self.neurons.V.value / u.mV
-
-    def drive(self, x):
-        raise NotImplementedError
-
-
-class Driven(Net):
-    def __init__(self, neurons, recurrent):
-        super().__init__(neurons, recurrent)
-        self.comm = Weights(self.num_in, 9.0 * u.mA)
-
-    def drive(self, x):
-        return self.neurons(self.comm(x))
-
-
-class Projected(Net):
-    """The input, which may be negative, is a drive of the synapses."""
-
-    def __init__(self, neurons, recurrent, project):
-        super().__init__(neurons, recurrent)
-        self.projection = project(self.num_in, neurons)
-
-    def drive(self, x):
-        self.projection(x)
-        return self.neurons()
+        y = self.way(x)
+        spikes = self.neurons(y) if isinstance(self.way, Weights) else self.neurons()
+        return spikes + self.neurons.V.value / u.mV
 
 
 def check(net, recurrent, states):
@@ -98,26 +78,18 @@ def check(net, recurrent, states):
     for oracle in oracles:
         assert_close(bare(grads), bare(oracle), 1e-10)
     assert learner.report.exact == (not recurrent)
-    assert [group.num_state for group in learner.graph.hidden_groups]
+    assert states in [group.num_state for group in learner.graph.hidden_groups]
 
 
-NEURONS = {
-    'IF': 1,
-    'LIF': 1,
-    'LIFRef': 1,
-    'ALIF': 2,
-    'ExpIF': 1,
-    'AdExIF': 2,
-    'Gif': 4,
-    'GifRef': 4,
-}
+NEURONS = dict(IF=1, LIF=1, LIFRef=1, ALIF=2, ExpIF=1, AdExIF=2, Gif=4, GifRef=4)
 
 
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', NEURONS)
 def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
     recurrent = name in ('LIF', 'AdExIF')
-    check(lambda: Driven(getattr(bp, name)(UNITS), recurrent), recurrent, NEURONS[name])
+    weights = lambda n, neurons: Weights(n, 9.0 * u.mA)
+    check(lambda: Net(getattr(bp, name)(UNITS), recurrent, weights), recurrent, NEURONS[name])
 
 
 def behind(bp, synapses, output, in_front=lambda n: ()):
@@ -162,4 +134,4 @@ def projections(bp):
 )
 def test_projections_have_the_gradient_of_reverse_mode(bp, name, recurrent):
     project, states = projections(bp)[name]
-    check(lambda: Projected(bp.LIF(UNITS), recurrent, project), recurrent, states)
+    check(lambda: Net(bp.LIF(UNITS), recurrent, project), recurrent, states)

@@ -1,9 +1,6 @@
-"""Layers without a state: parameters, units, signs, and what they refuse.
-
-``test_table.py`` has their values and gradients.
+"""Layers without a state: parameters, units, signs. ``test_table.py`` has their values and
+gradients, ``test_refused.py`` what they refuse.
 """
-
-import re
 
 import brainstate
 import jax
@@ -14,16 +11,16 @@ import saiunit as u
 
 import braintrace
 from braintrace import nn
-from braintrace.errors import BraintraceError, EtpUnitError, OptionError
+from braintrace.errors import EtpUnitError, OptionError
 
 NORMAL = brainstate.nn.init.Normal
 CONDUCTANCES, VOLTAGES = NORMAL(unit=u.siemens), NORMAL(unit=u.mV)
 PLACES = np.array([0, 0, 2], np.int32), np.array([1, 4, 3], np.int32)
 
 
-def sparse(data=(1.0, 2.0, 3.0), shape=(3, 5), kind='COO'):
+def sparse(data=(1.0, 2.0, 3.0), kind='COO'):
     data = data if isinstance(data, u.Quantity) else jnp.asarray(data)
-    matrix = u.sparse.COO((data, *PLACES), shape=shape)
+    matrix = u.sparse.COO((data, *PLACES), shape=(3, 5))
     return matrix if kind == 'COO' else getattr(u.sparse, kind).fromdense(matrix.todense())
 
 
@@ -34,40 +31,74 @@ def shapes(layer):
     }
 
 
-# The paths and shapes that the checkpoints of the public package hold.
+class Own(brainstate.ParamState):
+    pass
+
+
+BIAS = {'b_init': NORMAL()}
 DENSE = {'bias': (5,), 'weight': (3, 5)}
-LOADED = {
-    'Linear': (lambda: nn.Linear(3, 5), DENSE),
-    'Linear, more axes': (lambda: nn.Linear((6, 3), (6, 5)), DENSE),
-    'SignedWLinear': (lambda: nn.SignedWLinear(3, 5), (3, 5)),
-    'ScaledWSLinear': (lambda: nn.ScaledWSLinear(3, 5), {**DENSE, 'gain': (1, 5)}),
-    'ScaledWSLinear, no gain': (lambda: nn.ScaledWSLinear(3, 5, ws_gain=False), DENSE),
-    'SparseLinear': (lambda: nn.SparseLinear(sparse()), {'weight': (3,)}),
-    'SparseLinear, bias': (lambda: nn.SparseLinear(sparse(), 0.0), {'bias': (5,), 'weight': (3,)}),
-    'LoRA': (lambda: nn.LoRA(3, 2, 5), {'lora_a': (3, 2), 'lora_b': (2, 5)}),
-    'GroupedLinear': (lambda: nn.GroupedLinear(2, 3, 5), {'bias': (2, 5), 'weight': (2, 3, 5)}),
-    'Embedding': (lambda: nn.Embedding(10, (4, 5)), (10, 4, 5)),
-    'Conv1d': (lambda: nn.Conv1d((8, 4), 6, 3, groups=2), {'weight': (3, 2, 6)}),
+# How it is made, a sample of those that take any leading axes, and the shapes that the checkpoints
+# of the public package hold at the path `weight`.
+LAYERS = {
+    'Linear': (lambda **o: nn.Linear(3, 5, **BIAS, **o), (3,), DENSE),
+    'Linear, more axes': (lambda **o: nn.Linear((6, 3), (6, 5), **o), (3,), DENSE),
+    'SignedWLinear': (lambda **o: nn.SignedWLinear(3, 5, w_sign=-1, **o), (3,), (3, 5)),
+    'ScaledWSLinear': (lambda **o: nn.ScaledWSLinear(3, 5, **o), (3,), {**DENSE, 'gain': (1, 5)}),
+    'no gain': (lambda **o: nn.ScaledWSLinear(3, 5, ws_gain=False, **o), (3,), DENSE),
+    'SparseLinear': (lambda **o: nn.SparseLinear(sparse(), **o), (3,), {'weight': (3,)}),
+    'SparseLinear, bias': (
+        lambda **o: nn.SparseLinear(sparse(), 0.5, **o),
+        (3,),
+        {'bias': (5,), 'weight': (3,)},
+    ),
+    'LoRA': (
+        lambda **o: nn.LoRA(3, 2, 5, lora_b_init=NORMAL(), **o),
+        (3,),
+        {'lora_a': (3, 2), 'lora_b': (2, 5)},
+    ),
+    'GroupedLinear': (
+        lambda **o: nn.GroupedLinear(2, 3, 5, **BIAS, **o),
+        (2, 3),
+        {'bias': (2, 5), 'weight': (2, 3, 5)},
+    ),
+    'Embedding': (lambda **o: nn.Embedding(10, (4, 5), **o), None, (10, 4, 5)),
+    'Conv1d': (lambda **o: nn.Conv1d((8, 4), 6, 3, groups=2, **o), None, {'weight': (3, 2, 6)}),
     'Conv2d': (
-        lambda: nn.Conv2d((8, 9, 3), 4, (3, 2), b_init=0.0),
+        lambda **o: nn.Conv2d((8, 9, 3), 4, (3, 2), b_init=0.0, **o),
+        None,
         {'bias': (1, 1, 4), 'weight': (3, 2, 3, 4)},
     ),
     'Conv2d, channels first': (
-        lambda: nn.Conv2d((3, 8, 9), 4, (3, 2), b_init=0.0, channel_first=True),
+        lambda **o: nn.Conv2d((3, 8, 9), 4, (3, 2), b_init=0.0, channel_first=True, **o),
+        None,
         {'bias': (1, 4, 1, 1), 'weight': (3, 2, 3, 4)},
     ),
     'Conv3d': (
-        lambda: nn.Conv3d((4, 5, 6, 3), 4, 3, b_init=0.0),
+        lambda **o: nn.Conv3d((4, 5, 6, 3), 4, 3, b_init=0.0, **o),
+        None,
         {'bias': (1, 1, 1, 4), 'weight': (3, 3, 3, 3, 4)},
     ),
 }
 
 
 @pytest.mark.tier(quick=7)
-@pytest.mark.parametrize('name', LOADED)
-def test_parameters_have_the_paths_and_shapes_of_the_public_package(name):
-    make, want = LOADED[name]
-    assert shapes(make()) == {'weight': want}
+@pytest.mark.parametrize('name', LAYERS)
+def test_parameters_are_those_of_the_public_package_in_the_class_of_the_users_choice(name):
+    make, _, want = LAYERS[name]
+    layer = make(param_type=Own)
+    assert shapes(layer) == {'weight': want} and type(layer.weight) is Own
+    with pytest.raises(OptionError, match=f'{type(layer).__name__}: param_type is <class .dict.>'):
+        make(param_type=dict)
+
+
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('name', [name for name, (_, own, _) in LAYERS.items() if own])
+def test_leading_axes_are_samples(name):
+    make, own, _ = LAYERS[name]
+    layer, x = make(), jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, *own)), np.float32)
+    each = jnp.stack([layer(sample) for sample in x])
+    np.testing.assert_allclose(layer(x), each, rtol=0, atol=1e-6)
+    assert layer(x[0, 0]).shape == each.shape[2:]
 
 
 def test_a_base_keeps_its_parameters_below_its_name():
@@ -76,50 +107,6 @@ def test_a_base_keeps_its_parameters_below_its_name():
         'base_module.weight': {'weight': (3, 5)},
         'weight': {'lora_a': (3, 2), 'lora_b': (2, 5)},
     }
-
-
-class Own(brainstate.ParamState):
-    pass
-
-
-WITH_TYPE = {
-    'Linear': lambda kind: nn.Linear(3, 5, param_type=kind),
-    'SignedWLinear': lambda kind: nn.SignedWLinear(3, 5, param_type=kind),
-    'ScaledWSLinear': lambda kind: nn.ScaledWSLinear(3, 5, param_type=kind),
-    'SparseLinear': lambda kind: nn.SparseLinear(sparse(), param_type=kind),
-    'LoRA': lambda kind: nn.LoRA(3, 2, 5, param_type=kind),
-    'GroupedLinear': lambda kind: nn.GroupedLinear(2, 3, 5, param_type=kind),
-    'Embedding': lambda kind: nn.Embedding(6, 5, param_type=kind),
-    'Conv1d': lambda kind: nn.Conv1d((8, 3), 5, 3, param_type=kind),
-}
-
-
-@pytest.mark.parametrize('name', WITH_TYPE)
-def test_the_class_of_the_parameter_is_the_users_choice(name):
-    assert type(WITH_TYPE[name](Own).weight) is Own
-    with pytest.raises(OptionError, match=f'{name}: param_type is <class .dict.>'):
-        WITH_TYPE[name](dict)
-
-
-# leading axes -------------------------------------------------------------------------------------
-
-LEADING = {
-    'Linear': (lambda: nn.Linear(3, 5, b_init=NORMAL()), (3,)),
-    'SignedWLinear': (lambda: nn.SignedWLinear(3, 5, w_sign=-1), (3,)),
-    'SparseLinear': (lambda: nn.SparseLinear(sparse(), 0.5), (3,)),
-    'LoRA': (lambda: nn.LoRA(3, 2, 5, lora_b_init=NORMAL()), (3,)),
-    'GroupedLinear': (lambda: nn.GroupedLinear(2, 3, 5, b_init=NORMAL()), (2, 3)),
-}
-
-
-@pytest.mark.tier(quick=1)
-@pytest.mark.parametrize('name', LEADING)
-def test_leading_axes_are_samples(name):
-    make, own = LEADING[name]
-    layer, x = make(), jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, *own)), np.float32)
-    each = jnp.stack([layer(sample) for sample in x])
-    np.testing.assert_allclose(layer(x), each, rtol=0, atol=1e-6)
-    assert layer(x[0, 0]).shape == each.shape[2:]
 
 
 def test_indices_may_have_any_shape():
@@ -194,26 +181,6 @@ def test_signed_weights_may_be_given():
     weight, signs = np.array([[1.0, 2.0], [-3.0, -0.0]], np.float32), np.array([[1], [-1]])
     layer = nn.SignedWLinear(2, 2, w_init=weight, w_sign=signs)
     np.testing.assert_array_equal(layer(jnp.eye(2)), weight)
-
-
-@pytest.mark.parametrize(
-    'options, words',
-    [
-        ({'w_sign': np.array([[1, 1, 0], [1, 2, 1]])}, r'w_sign is 0 at \(0, 2\) of the weight'),
-        ({'w_sign': np.array([[1], [-0.5]])}, r'w_sign is -0.5 at \(1, 0\) of the weight'),
-        ({'w_sign': np.array([[1], [np.nan]])}, r'w_sign is nan at \(1, 0\)'),
-        ({'w_sign': np.ones(2)}, r'w_sign has shape \(2,\); give the shape \(2, 1\)'),
-        ({'w_sign': 'minus'}, 'w_sign is a str'),
-        ({'w_init': np.array([[1.0, 2, 3], [4, -5, -6]])}, r'-5.0 at \(1, 1\), where w_sign is \+'),
-        (
-            {'w_init': np.ones((2, 3)) * u.siemens, 'w_sign': np.array([[1], [-1]])},
-            r'w_init is 1.0 at \(1, 0\), where w_sign is -1. Give weights of that sign',
-        ),
-    ],
-)
-def test_wrong_signs_are_refused_with_their_place(options, words):
-    with pytest.raises(OptionError, match=f'SignedWLinear: .*{words}'):
-        nn.SignedWLinear(2, 3, **options)
 
 
 # standardised weights -----------------------------------------------------------------------------
@@ -318,86 +285,6 @@ def test_units_go_through_the_layers_without_a_bias():
 
 
 # what is refused ----------------------------------------------------------------------------------
-
-ones = jnp.ones
-REFUSED = {
-    'sizes that differ': (
-        lambda: nn.Linear((6, 3), (5, 4)),
-        r'OptionError: Linear: in_size is \(6, 3\) and out_size \(5, 4\); .*out_size=\(6, 4\)',
-    ),
-    'one size alone': (lambda: nn.SignedWLinear(3, (6, 4)), r'in_size is 3 and out_size \(6, 4\)'),
-    'no size': (lambda: nn.Linear(None, 4), 'OptionError: .*number of features'),
-    'a size of zero': (lambda: nn.Linear((3, 0), 4), r'OptionError: Linear: in_size is \(3, 0\)'),
-    'a mask': (lambda: nn.Linear(3, 4, w_mask=ones((3, 3))), r'w_mask has shape \(3, 3\)'),
-    'a weight': (lambda: nn.Linear(3, 4, w_init=ones(4)), r'w_init has shape \(4,\), expected'),
-    'a name for a weight': (lambda: nn.Linear(3, 4, w_init='zeros'), 'w_init is a str; give an'),
-    'features': (lambda: nn.Linear(3, 4)(ones((2, 2, 4))), r'EtpShapeError: .*expected \(..., 3\)'),
-    'one input': (lambda: nn.ScaledWSLinear((4, 1), (4, 2)), 'at least 2 inputs'),
-    'no eps': (lambda: nn.ScaledWSLinear(3, 2, eps=0), 'OptionError: ScaledWSLinear: eps is 0'),
-    'a dense matrix': (lambda: nn.SparseLinear(np.ones((3, 5))), 'EtpDtypeError: .*fromdense'),
-    'places alone': (
-        lambda: nn.SparseLinear(braintrace.SparseStructure(*PLACES, (3, 5))),
-        'EtpDtypeError: SparseLinear: the data of spar_mat, a SparseStructure',
-    ),
-    'integers': (lambda: nn.SparseLinear(sparse([1, 2, 3])), 'have dtype int32'),
-    'a sparse size': (lambda: nn.SparseLinear(sparse(), in_size=(3, 4)), 'reads 3 features'),
-    'sparse features': (lambda: nn.SparseLinear(sparse())(ones(5)), r'expected \(..., 3\)'),
-    'a rank': (lambda: nn.LoRA(3, 0, 4), 'OptionError: LoRA: lora_rank is 0'),
-    'a size of LoRA': (lambda: nn.LoRA(3, 2, 4, in_size=(2, 4)), r'\(2, 4\) and in_features 3'),
-    'no module': (lambda: nn.LoRA(3, 2, 4, base_module=jnp.sin), 'base_module is a'),
-    'a base of another size': (
-        lambda: nn.LoRA(3, 2, 4, base_module=nn.Linear(3, 1))(ones(3)),
-        r'EtpShapeError: LoRA: base_module gives shape \(1,\) and the product \(4,\)',
-    ),
-    'a base of another unit': (
-        lambda: nn.LoRA(3, 2, 4, base_module=nn.Linear(3, 4, b_init=None), lora_b_init=VOLTAGES)(
-            ones(3)
-        ),
-        'EtpUnitError: LoRA: base_module gives unit 1 and the product mV',
-    ),
-    'groups': (lambda: nn.GroupedLinear(2.0, 3, 4), 'num_groups is 2.0'),
-    'grouped features': (lambda: nn.GroupedLinear(2, 3, 4)(ones(6)), r'expected \(..., 2, 3\)'),
-    'no row': (lambda: nn.Embedding(6, 3, padding_idx=6), 'give a row from 0 to 5'),
-    'a word for a table': (lambda: nn.Embedding(6, 3, freeze='no'), "freeze is 'no'; give True"),
-    'a norm': (lambda: nn.Embedding(6, 3, max_norm=1.0), 'no argument max_norm. Leave it out'),
-    'a scale': (lambda: nn.Embedding(6, 3, scale_grad_by_freq=True), 'scale_grad_by_freq'),
-    'no integers': (lambda: nn.Embedding(6, 3)(ones(2)), 'EtpDtypeError: .*float32; give integers'),
-    'no array': (lambda: nn.Embedding(6, 3)([1, 2]), 'EtpDtypeError: .*is a list'),
-    'an index': (lambda: nn.Embedding(6, 3)(jnp.array(6)), 'EtpShapeError: .*rows 0 to 5'),
-    'a rank of images': (lambda: nn.Conv2d((8, 3), 4, 3), r'3 sizes in the order \(\*spatial'),
-    'channels in groups': (lambda: nn.Conv1d((8, 3), 4, 3, groups=2), '3 input channels do not'),
-    'results in groups': (lambda: nn.Conv1d((8, 4), 3, 3, groups=2), '3 output channels do not'),
-    'a kernel': (lambda: nn.Conv1d((8, 3), 4, (3, 3)), r'kernel_size is \(3, 3\)'),
-    'a word for a switch': (
-        lambda: nn.Conv1d((8, 3), 4, 3, channel_first='no'),
-        "OptionError: Conv1d: channel_first is 'no'; give True or False",
-    ),
-    'a stride': (lambda: nn.Conv2d((8, 8, 3), 4, 3, stride=0), 'stride is 0; give an int'),
-    'a padding': (lambda: nn.Conv2d((8, 8, 3), 4, 3, padding=(1, 2, 3)), 'padding is'),
-    'a name of a padding': (lambda: nn.Conv1d((8, 3), 4, 3, padding='FULL'), "padding is 'FULL'"),
-    'a name and a dilation': (
-        lambda: nn.Conv1d((8, 3), 4, 3, lhs_dilation=2),
-        r"OptionError: .*'SAME' and lhs_dilation \(2,\); .*give 1 pair",
-    ),
-    'an empty result': (
-        lambda: nn.Conv1d((2, 3), 4, 3, padding='VALID'),
-        r'OptionError: Conv1d: in_size \(2, 3\) gives a result of shape \(0, 4\)',
-    ),
-    'an image': (
-        lambda: nn.Conv1d((8, 3), 4, 3)(ones((9, 3))),
-        r'EtpShapeError: Conv1d: .*\(9, 3\); expected \(8, 3\) or \(batch, 8, 3\)',
-    ),
-}
-
-
-@pytest.mark.tier(quick=24)
-@pytest.mark.parametrize('name', REFUSED)
-def test_it_is_refused_with_what_was_found(name):
-    call, words = REFUSED[name]
-    with pytest.raises(BraintraceError) as error:
-        call()
-    text = f'{type(error.value).__name__}: {error.value}'
-    assert re.search(words, text), text
 
 
 def test_a_learner_holds_the_places_of_a_sparse_layer_without_a_copy():

@@ -9,15 +9,11 @@ import saiunit as u
 import braintrace
 from braintrace import nn
 from braintrace.errors import (
-    EtpDtypeError,
-    EtpShapeError,
     EtpUnitError,
     OptionError,
-    StructureError,
 )
 
 NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'GIF': nn.GIF}
-HIDDEN = {'IF': ['V'], 'LIF': ['V'], 'ALIF': ['V', 'a'], 'GIF': ['V', 'V_th', 'I1', 'I2']}
 neurons = pytest.mark.parametrize('name', NEURONS)
 POTENTIALS = {'V_th_inf': 1.0, 'V_th_reset': 0.5, 'V_rest': 0.0, 'V_reset': 0.0}
 MV = {'V_th': 20 * u.mV, 'V_reset': -5 * u.mV}
@@ -26,23 +22,6 @@ MV = {'V_th': 20 * u.mV, 'V_reset': -5 * u.mV}
 def run(units, current, steps, batch_size=None):
     units.init_state(batch_size)
     return np.stack([np.asarray(units(current)) for _ in range(steps)])
-
-
-@pytest.mark.tier(quick=4)
-@neurons
-@pytest.mark.parametrize('batch_size', [None, 3])
-def test_states_have_the_shape_of_the_units(name, batch_size):
-    units = NEURONS[name]((2, 4), tau_ref=2)
-    units.init_state(batch_size)
-    lead = () if batch_size is None else (batch_size,)
-    assert units.in_size == units.out_size == (2, 4)
-    hidden = [path[0] for path in units.states(brainstate.HiddenState)]
-    assert sorted(hidden) == sorted([*HIDDEN[name], 'refractory'])
-    for _ in range(2):
-        spikes = units(jnp.ones((*lead, 2, 4)))
-        assert spikes.dtype == jnp.float32 and spikes.shape == (*lead, 2, 4)
-        kinds = {(s.value.shape, str(s.value.dtype)) for s in units.states().values()}
-        assert kinds == {(spikes.shape, 'float32'), (spikes.shape, 'int32')}
 
 
 @neurons
@@ -54,20 +33,6 @@ def test_the_spikes_are_those_of_the_state(name):
         fired.append(np.asarray(units(x)))
         np.testing.assert_array_equal(units.get_spike(), fired[-1])
     assert 0.05 < np.mean(fired) < 0.5 and set(np.unique(fired)) == {0.0, 1.0}
-
-
-@neurons
-def test_the_first_values_come_back_with_a_reset(name):
-    units = NEURONS[name](3, tau=2.0, tau_ref=3, V_init=0.25)
-    units.init_state(2)
-    first = {path: np.asarray(s.value) for path, s in units.states().items()}
-    assert (first[('V',)] == 0.25).all()
-    for _ in range(3):
-        units(jnp.full((2, 3), 9.0))
-    assert (np.asarray(units.refractory.value) > 0).all()
-    units.reset_state(2)
-    for path, s in units.states().items():
-        np.testing.assert_array_equal(s.value, first[path])
 
 
 @pytest.mark.slow
@@ -167,30 +132,6 @@ def test_a_wrong_argument_is_refused(name, argument, value, error, message):
         NEURONS[name](**{'in_size': 2, argument: value})
 
 
-@pytest.mark.parametrize(
-    'kind, arguments, error, message',
-    [
-        (nn.GIF, {'k1': 0.0}, OptionError, 'k1 is 0.0; a rate is larger than 0'),
-        (nn.GIF, {'a': 'x'}, OptionError, "a is 'x'; give one number"),
-        (nn.GIF, {'a': [0.1, 0.2]}, OptionError, r'a is \[0.1, 0.2\]; give one number'),
-        (nn.GIF, {'V_rest': np.nan}, OptionError, 'V_rest is nan; give finite'),
-        (nn.GIF, {'V_th_inf': np.inf}, OptionError, 'V_th_inf is inf; give finite'),
-        (nn.GIF, {'b': 5 * u.ms}, EtpUnitError, 'b has the unit ms; give a rate'),
-        (nn.GIF, {'a': 1 / u.ms}, EtpUnitError, 'a / b is .*without a unit'),
-        (nn.GIF, {'A2': 1 * u.mA}, EtpUnitError, 'current has the unit mA and R 1'),
-        (nn.GIF, {'tau': 20 * u.ms}, EtpUnitError, r'tau is 20.* ms and 1 / b is 100.0'),
-        (nn.LIF, {'tau': 20 * u.ms, 'tau_ref': 2}, EtpUnitError, 'tau is 20.* and tau_ref is 2'),
-        (nn.ALIF, {'tau': 20 * u.ms}, EtpUnitError, 'tau is 20.* ms and tau_a is 200.0'),
-        (nn.LIF, {'V_initializer': 0.0}, OptionError, 'V_initializer. It is called V_init'),
-        (nn.GIF, {'size': 2}, OptionError, 'size. It is called in_size'),
-        (nn.Expon, {'g_initializer': 0.0}, OptionError, 'It is called g_init'),
-    ],
-)
-def test_arguments_of_one_kind_that_do_not_fit_are_refused(kind, arguments, error, message):
-    with pytest.raises(error, match=f'{kind.__name__}: .*{message}'):
-        kind(2, **arguments)
-
-
 @pytest.mark.parametrize('dt', [-1 * u.ms, 0 * u.ms])
 def test_a_step_is_larger_than_zero(dt):
     units = nn.LIF(2, 5 * u.ms)
@@ -223,20 +164,6 @@ def test_a_time_needs_a_dt(name):
     units.init_state()
     with pytest.raises(EtpUnitError, match=rf'{name}: .* is .* ms.*dt=1 \* saiunit.ms'):
         units(jnp.ones(2))
-
-
-@neurons
-def test_an_input_of_another_shape_is_refused(name):
-    units = NEURONS[name]((2, 3))
-    units.init_state()
-    with pytest.raises(EtpShapeError, match=r'expected \(2, 3\) or \(batch, 2, 3\)'):
-        units(jnp.ones((3, 2)))
-    with pytest.raises(StructureError, match=r'init_state\(batch_size=4\)'):
-        units(jnp.ones((4, 2, 3)))
-    with pytest.raises(EtpDtypeError, match='the input is a list'):
-        units([1.0, 2.0])
-    with pytest.raises(StructureError, match='has no state V'):
-        NEURONS[name](3).get_spike()
 
 
 @pytest.mark.slow
