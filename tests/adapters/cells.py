@@ -50,9 +50,12 @@ def columns(matrix, order):
     return jnp.concatenate([blocks[name] for name in ('ifgo' if 'f' in order else 'rzn')], -1)
 
 
-def glued(rows, order='rzn'):
-    """``W`` of matrices for the input and for the state."""
-    return columns(jnp.concatenate(rows), order)
+def gates(weight, bias, order):
+    """A twin's params of matrices for the input and for the state, one below the other, or of the
+    matrix for both.
+    """
+    weight = jnp.concatenate(weight) if isinstance(weight, list) else weight
+    return {'W': columns(weight, order), 'b': columns(bias, order)}
 
 
 def start(step, x):
@@ -63,11 +66,11 @@ def start(step, x):
 
 def written(name, x):
     """The plain function itself."""
-    step, gates = getattr(plain, name), 4 if name == 'lstm' else 3
+    step, number = getattr(plain, name), 4 if name == 'lstm' else 3
     rng = np.random.default_rng(1)
     params = {
-        'W': jnp.asarray(rng.normal(size=(INPUTS + UNITS, gates * UNITS))),
-        'b': jnp.asarray(rng.normal(size=gates * UNITS)),
+        'W': jnp.asarray(rng.normal(size=(INPUTS + UNITS, number * UNITS))),
+        'b': jnp.asarray(rng.normal(size=number * UNITS)),
     }
 
     def cell(params, carry, x):
@@ -136,17 +139,15 @@ def linen(name, x):
 
 def linen_gru(p):
     p = p['params']
-    return {
-        'W': glued([jnp.hstack([p[side + gate]['kernel'] for gate in 'rzn']) for side in 'ih']),
-        'b': jnp.hstack([p['i' + gate]['bias'] for gate in 'rzn']),
-        'bn': p['hn']['bias'],
-    }
+    rows = [jnp.hstack([p[side + gate]['kernel'] for gate in 'rzn']) for side in 'ih']
+    bias = jnp.hstack([p['i' + gate]['bias'] for gate in 'rzn'])
+    return gates(rows, bias, 'rzn') | {'bn': p['hn']['bias']}
 
 
 def linen_lstm(p):
     p = p['params']
     rows = [jnp.hstack([p[side + gate]['kernel'] for gate in 'ifgo']) for side in 'ih']
-    return {'W': glued(rows, 'ifgo'), 'b': jnp.hstack([p['h' + gate]['bias'] for gate in 'ifgo'])}
+    return gates(rows, jnp.hstack([p['h' + gate]['bias'] for gate in 'ifgo']), 'ifgo')
 
 
 LINEN = {
@@ -176,13 +177,11 @@ def haiku(name, x):
 
 
 def haiku_gru(p):
-    p = p['gru']
-    return {'W': glued([p['w_i'], p['w_h']], 'Zrn'), 'b': columns(p['b'], 'Zrn')}
+    return gates([p['gru']['w_i'], p['gru']['w_h']], p['gru']['b'], 'Zrn')
 
 
 def haiku_lstm(p):
-    p = p['lstm/linear']
-    return {'W': columns(p['w'], 'igfo'), 'b': columns(p['b'], 'igfo')}
+    return gates(p['lstm/linear']['w'], p['lstm/linear']['b'], 'igfo')
 
 
 HAIKU = {
@@ -206,19 +205,15 @@ def blox(name, x):
 
 
 def blox_gru(p):
-    gates, last = (
-        {key: p['net', 'cell', part, key] for key in ('kernel', 'bias')}
-        for part in ('gates', 'candidate')
+    kernel, bias = (
+        jnp.hstack([p['net', 'cell', part, key] for part in ('gates', 'candidate')])
+        for key in ('kernel', 'bias')
     )
-    return {
-        'W': columns(jnp.hstack([gates['kernel'], last['kernel']]), 'Zrn'),
-        'b': columns(jnp.hstack([gates['bias'], last['bias']]), 'Zrn'),
-    }
+    return gates(kernel, bias, 'Zrn')
 
 
 def blox_lstm(p):
-    kernel, bias = (p['net', 'cell', 'gates', key] for key in ('kernel', 'bias'))
-    return {'W': columns(kernel, 'igfo'), 'b': columns(bias, 'igfo')}
+    return gates(*(p['net', 'cell', 'gates', key] for key in ('kernel', 'bias')), 'igfo')
 
 
 BLOX = {'GRU': (plain.gru_reset_first, blox_gru), 'LSTM': (plain.lstm, blox_lstm)}
@@ -239,15 +234,12 @@ def brainstate(name, x):
 
 def brainstate_gru(p):
     rz, n = p['Wrz', 'weight'], p['Wh', 'weight']
-    return {
-        'W': columns(jnp.hstack([rz['weight'], n['weight']]), 'rZn'),
-        'b': columns(jnp.hstack([rz['bias'], n['bias']]), 'rZn'),
-    }
+    weight, bias = (jnp.hstack([rz[key], n[key]]) for key in ('weight', 'bias'))
+    return gates(weight, bias, 'rZn')
 
 
 def brainstate_lstm(p):
-    p = p['W', 'weight']
-    return {'W': columns(p['weight'], 'igfo'), 'b': columns(p['bias'], 'igfo')}
+    return gates(p['W', 'weight']['weight'], p['W', 'weight']['bias'], 'igfo')
 
 
 BRAINSTATE = {

@@ -1,11 +1,10 @@
-"""NIR's equations in NumPy, sample by sample and entry by entry, and random graphs to try them on.
+"""NIR's equations in NumPy, sample by sample, and random graphs to try them on.
 
 A graph is evaluated backwards from its output, each node when its value is asked for.
 """
 
-import itertools
-
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 
 def flattened(graph, prefix=''):
@@ -31,29 +30,26 @@ def flattened(graph, prefix=''):
     return nodes, reads
 
 
+def flat(windows, spatial):
+    """The taps of windows along one axis."""
+    return windows.reshape(*windows.shape[:-spatial], -1)
+
+
 def convolved(x, weight, bias, stride, padding, dilation, groups):
-    """Every output entry is a sum over its patch."""
+    """Every output entry is a sum over its window."""
     spatial = weight.ndim - 2
     each = lambda v: [int(n) for n in np.broadcast_to(v, spatial)]
-    stride, dilation, size = each(stride), each(dilation), weight.shape[2:]
-    reach = [d * (k - 1) for d, k in zip(dilation, size)]
+    stride, dilation, axes = each(stride), each(dilation), range(1, spatial + 1)
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:])]
     if isinstance(padding, str):
         around = [(r // 2, r - r // 2) if padding == 'same' else (0, 0) for r in reach]
     else:
         around = [(p, p) for p in each(padding)]
-    x = np.pad(x, [(0, 0), *around])
-    shape = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[1:], reach, stride)]
-    y = np.zeros((len(weight), *shape))
-    share, inputs = len(weight) // groups, weight.shape[1]
-    for out in range(len(weight)):
-        first = out // share * inputs
-        for at in itertools.product(*map(range, shape)):
-            for tap in itertools.product(*map(range, size)):
-                place = [a * s + t * d for a, s, t, d in zip(at, stride, tap, dilation)]
-                patch = x[(slice(first, first + inputs), *place)]
-                y[(out, *at)] += patch @ weight[(out, slice(None), *tap)]
-        y[out] += bias[out]
-    return y
+    steps = (slice(None), *(slice(None, None, n) for n in (*stride, *dilation)))
+    windows = sliding_window_view(np.pad(x, [(0, 0), *around]), [r + 1 for r in reach], axes)[steps]
+    parts = zip(np.split(windows, groups), np.split(weight, groups))
+    y = [np.einsum('c...t,oct->o...', flat(w, spatial), flat(k, spatial)) for w, k in parts]
+    return np.concatenate(y) + bias.reshape(-1, *[1] * spatial)
 
 
 def pooled(x, node, average):
@@ -62,11 +58,8 @@ def pooled(x, node, average):
         for v in (node.kernel_size, node.stride, node.padding)
     )
     x = np.pad(x, [(0, 0), (p, p), (q, q)])
-    rows, columns = (x.shape[1] - k) // s + 1, (x.shape[2] - m) // t + 1
-    y = np.zeros((len(x), rows, columns))
-    for i, j in np.ndindex(rows, columns):
-        y[:, i, j] = x[:, i * s : i * s + k, j * t : j * t + m].sum((1, 2))
-    return y / (k * m) if average else y
+    windows = sliding_window_view(x, (k, m), (1, 2))[:, ::s, ::t]
+    return windows.mean((3, 4)) if average else windows.sum((3, 4))
 
 
 class Run:

@@ -36,12 +36,16 @@ def affine(n_out, n_in, scale=0.7):
     return nir.Affine(scale * RNG.normal(size=(n_out, n_in)), 0.1 * RNG.normal(size=n_out))
 
 
-def graph_of(shape_in, shape_out, edges, **nodes):
+def wired(edges, **nodes):
     """``edges``: as in 'input fc lif output, lif back lif'."""
-    ends = {'input': nir.Input(np.array(shape_in)), 'output': nir.Output(np.array(shape_out))}
     ways = [way.split() for way in edges.split(',')]
     pairs = [pair for way in ways for pair in zip(way, way[1:])]
-    return nir.NIRGraph({**ends, **nodes}, pairs, type_check=False)
+    return nir.NIRGraph(nodes, pairs, type_check=False)
+
+
+def graph_of(shape_in, shape_out, edges, **nodes):
+    ends = {'input': nir.Input(np.array(shape_in)), 'output': nir.Output(np.array(shape_out))}
+    return wired(edges, **ends, **nodes)
 
 
 def chain(n_in, *nodes):
@@ -142,9 +146,7 @@ def test_what_waits_does_not_depend_on_the_order_in_which_a_graph_is_written():
 
 
 def test_a_loop_around_a_subgraph_leaves_its_way_forward_alone():
-    ends = {'input': nir.Input(np.array([3])), 'output': nir.Output(np.array([3]))}
-    edges = [('input', 'unit'), ('unit', 'output')]
-    inner = nir.NIRGraph({**ends, 'unit': lif(3)}, edges, type_check=False)
+    inner = graph_of([3], [3], 'input unit output', unit=lif(3))
     graph = graph_of([3], [3], 'input sub fc output, sub back sub', sub=inner, fc=affine(3, 3),
                      back=affine(3, 3))  # fmt: skip
     cell, _, _ = adapters.from_nir(graph, dt=DT, reset='zero')
@@ -376,6 +378,7 @@ def small(edges='input fc lif output', n_in=3, n_out=3, **nodes):
     return lambda: graph_of([n_in], [n_out], edges, **{'fc': linear(), 'lif': lif(3), **nodes})
 
 
+THREE = np.array([3])
 FAULTS = {  # what is told of it -> a graph
     "'lif' is of type Resonator, which has no formula; these have one: Affine, AvgPool2d": small(
         lif=Resonator(np.ones(3))
@@ -383,32 +386,17 @@ FAULTS = {  # what is told of it -> a graph
     "'lif' -> 'gone' names 'gone', which is no node": small('input fc lif output, lif gone'),
     r'the cycle .*fc.* has no neuron': small('input fc lif output, fc back fc', back=linear()),
     r"\['output', 'second'\] for Output": small(
-        'input fc lif output, lif second', second=nir.Output(np.array([3]))
+        'input fc lif output, lif second', second=nir.Output(THREE)
     ),
     r"\['input', 'other'\] for Input": small(
-        'input fc lif output, other fc', other=nir.Input(np.array([3]))
+        'input fc lif output, other fc', other=nir.Input(THREE)
     ),
     'leads into the input': small('input fc lif output, fc input'),
     r"the subgraph 'lif' has .*'lif.b', 'lif.c'": small(
-        lif=nir.NIRGraph(
-            {
-                'a': nir.Input(np.array([3])),
-                'b': nir.Output(np.array([3])),
-                'c': nir.Output(np.array([3])),
-            },
-            [('a', 'b'), ('a', 'c')],
-            type_check=False,
-        )
+        lif=wired('a b, a c', a=nir.Input(THREE), b=nir.Output(THREE), c=nir.Output(THREE))
     ),
     "two nodes are called 'fc.a'": small(
-        **{
-            'fc': nir.NIRGraph(
-                {'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3]))},
-                [('a', 'b')],
-                type_check=False,
-            ),
-            'fc.a': linear(),
-        }
+        fc=wired('a b', a=nir.Input(THREE), b=nir.Output(THREE)), **{'fc.a': linear()}
     ),
     r"no way leads from the input 'input' to \['fc'\]": small('input lif output, fc lif'),
     r"'input' gives \(3,\) to 'fc' \(Linear, weight \(3, 5\)\), which does not take it": small(
@@ -431,10 +419,8 @@ FAULTS = {  # what is told of it -> a graph
     r"'input' gives \(1, 4, 4\) to 'w' \(Conv2d, weight \(1, 2, 3, 3\)": lambda: graph_of(
         [1, 4, 4], [1, 2, 2], 'input w output', w=conv(np.ones((1, 2, 3, 3)))
     ),
-    r"'input' has no shape; give it": lambda: nir.NIRGraph(
-        {'input': nir.Input(None), 'output': nir.Output(None)},
-        [('input', 'output')],
-        type_check=False,
+    r"'input' has no shape; give it": lambda: wired(
+        'input output', input=nir.Input(None), output=nir.Output(None)
     ),
     'has a tau of -1.0': small(lif=lif(3, tau=full(-1.0, 3))),
     'has a delay of -1.0': small(lif=nir.Delay(full(-1.0, 3))),

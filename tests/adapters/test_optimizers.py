@@ -8,25 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from braintrace import adapters, functional, rules
+from braintrace import functional, rules
+from tests.adapters import cells
 from tests.adapters.plain import loss
 from tests.compare import assert_close
 from tests.tiers import in_turn, none
 
-T, BATCH, INPUTS, UNITS = 4, 2, 3, 4
-
-
-def of_equinox(x):
-    eqx = pytest.importorskip('equinox')
-    model = eqx.nn.GRUCell(INPUTS, UNITS, key=jax.random.key(0))
-    return adapters.from_equinox(model, x, batched=True)
-
-
-def of_nnx(x):
-    nnx = pytest.importorskip('flax.nnx')
-    return adapters.from_nnx(
-        nnx.SimpleCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0)), x
-    )
+T, BATCH = 4, 2
 
 
 def matrices(params):
@@ -53,12 +41,12 @@ OPTIMIZERS = {
 
 
 @pytest.mark.tier(one_in=2)
-@in_turn(none, name=OPTIMIZERS, make=[of_nnx, of_equinox])
+@in_turn(none, name=OPTIMIZERS, make=[cells.nnx, cells.equinox])
 def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name, make):
     rng = np.random.default_rng(0)
-    xs = jnp.asarray(rng.normal(size=(T, BATCH, INPUTS)))
-    ys = jnp.asarray(rng.normal(size=(T, BATCH, UNITS)))
-    cell, params, carry = make(xs[0])
+    xs = jnp.asarray(rng.normal(size=(T, BATCH, cells.INPUTS)))
+    ys = jnp.asarray(rng.normal(size=(T, BATCH, cells.UNITS)))
+    cell, params, carry, *_ = make('GRUCell', xs[0])
     optimizer = OPTIMIZERS[name]()
     learner = functional.online(cell, rules.d_rtrl(), mark='auto')
     state = learner.init(params, carry, xs[0])
