@@ -59,20 +59,10 @@ def in_call(*wrap, of=leaky):
     return transition
 
 
-def jit(ops, fn):
-    return ops.jit(fn)
-
-
-def checkpoint(ops, fn):
-    return ops.checkpoint(fn)
-
-
-def with_policy(ops, fn):
-    return ops.checkpoint(fn, policy=jax.checkpoint_policies.dots_saveable)
-
-
-def shard(ops, fn):
-    return ops.shard(fn)
+jit = lambda ops, fn: ops.jit(fn)
+checkpoint = lambda ops, fn: ops.checkpoint(fn)
+with_policy = lambda ops, fn: ops.checkpoint(fn, policy=jax.checkpoint_policies.dots_saveable)
+shard = lambda ops, fn: ops.shard(fn)
 
 
 def lstm_update(ops, p, h, r, x):
@@ -151,20 +141,12 @@ def either(yes, no, pred=lambda h, x: flag(x)):
     return transition
 
 
-def first(ops, p, h, r, x):
-    return leaky(ops, p['one'], h, r, x)
-
-
-def second(ops, p, h, r, x):
-    return 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x))
-
-
-def fading(ops, p, h, r, x):
-    return 0.8 * h
-
-
-def half(ops, p, h, r, x):
-    return 0.5 * h
+first = lambda ops, p, h, r, x: leaky(ops, p['one'], h, r, x)
+second = lambda ops, p, h, r, x: 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x))
+growing = lambda ops, p, h, r, x: 1.1 * h - ops.sigmoid(drive(ops, p, r, x))
+fading = lambda ops, p, h, r, x: 0.8 * h
+half = lambda ops, p, h, r, x: 0.5 * h
+all_halved = lambda ops, p, h, r, x: {k: 0.5 * v for k, v in h.items()}
 
 
 def three_branches(ops, p, h, r, x):
@@ -183,10 +165,6 @@ def refractory(ops, p, h, r, x):
     return ops.cond(
         flag(x), lambda h: 0.2 * h - 0.1, lambda h: 0.9 * h + 0.1 * ops.sin(h), h
     ) + ops.tanh(drive(ops, p, r, x))
-
-
-def growing(ops, p, h, r, x):
-    return 1.1 * h - ops.sigmoid(drive(ops, p, r, x))
 
 
 def drive_of_branches(ops, p, h, r, x):
@@ -277,10 +255,6 @@ def clockwork(ops, p, c, x):
     )
     a, b = ops.new('a', a), ops.new('b', b)
     return ops.dot(a, p['out_a']) + ops.dot(b, p['out_b']), {'a': a, 'b': b}
-
-
-def all_halved(ops, p, h, r, x):
-    return {k: 0.5 * v for k, v in h.items()}
 
 
 TWO = {'one': GATE, 'two': GATE}

@@ -113,13 +113,12 @@ def nested(ops, p, h, r, x):
     return ops.loop(outer, h, r, turns(x)[:2])[0]
 
 
+slow = lambda ops, p, h, r, x: 0.6 * h + ops.tanh(drive(ops, p, r, x))
+
+
 def mixed_turns(mix):
     """Something mixing between the turns."""
     return scan(lambda ops, p, h, r, x: 0.3 * mix(ops, r) + slow(ops, p, h, r, x))
-
-
-def slow(ops, p, h, r, x):
-    return 0.6 * h + ops.tanh(drive(ops, p, r, x))
 
 
 def scan_readout(ops, p, c, x):

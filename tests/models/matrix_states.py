@@ -14,16 +14,9 @@ S = {'s': (B, K, D)}
 QKV = {'q': (I, K), 'k': (I, K), 'v': (I, D)}
 
 
-def outer(k, v):
-    return k[..., :, None] * v[..., None, :]
-
-
-def read(q, s):
-    return (q[..., None] * s).sum(-2)
-
-
-def projected(ops, p, x, names):
-    return [ops.matmul(x, p[name]) for name in names]
+outer = lambda k, v: k[..., :, None] * v[..., None, :]
+read = lambda q, s: (q[..., None] * s).sum(-2)
+projected = lambda ops, p, x, names: [ops.matmul(x, p[name]) for name in names]
 
 
 def linear_attention(ops, p, c, x):

@@ -14,12 +14,8 @@ UNTRACED, OUT = untraced('w', 'b'), {'out': READOUT}
 COSINES = np.cos(np.arange(16.0)).reshape(N, N)
 
 
-def drive(ops, p, r, x):
-    return ops.matmul(ops.concatenate([x, r]), p['w'], p['b'])
-
-
-def tanh(ops, y):
-    return ops.tanh(y)
+drive = lambda ops, p, r, x: ops.matmul(ops.concatenate([x, r]), p['w'], p['b'])
+tanh = lambda ops, y: ops.tanh(y)
 
 
 def row(name, tail=tanh, keep=lambda ops, h, r: 0.8 * h, wide=N, **options) -> Model:

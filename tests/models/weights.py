@@ -25,20 +25,10 @@ def whole(transition, *args, **options) -> Model:
     return model.row(transition, *args, output=model.shown, **options)
 
 
-def doubled(ops, p, x):
-    return ops.matmul(x, 2.0 * p['w'], ops.tanh(p['b']))
-
-
-def normalised(ops, p, x):
-    return ops.matmul(x, p['g'] * p['v'] / ops.sqrt((p['v'] ** 2).sum(0)))
-
-
-def sparse(ops, p, x):
-    return ops.sparse_matmul(x, p['data'], MASK, p['b'])
-
-
-def lora(ops, p, x):
-    return ops.lora_matmul(x, p['B'], p['A'], 1.7, p['b'])
+doubled = lambda ops, p, x: ops.matmul(x, 2.0 * p['w'], ops.tanh(p['b']))
+normalised = lambda ops, p, x: ops.matmul(x, p['g'] * p['v'] / ops.sqrt((p['v'] ** 2).sum(0)))
+sparse = lambda ops, p, x: ops.sparse_matmul(x, p['data'], MASK, p['b'])
+lora = lambda ops, p, x: ops.lora_matmul(x, p['B'], p['A'], 1.7, p['b'])
 
 
 def shared(ops, p, h, r, x):
