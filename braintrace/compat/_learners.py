@@ -78,6 +78,7 @@ class PublicLearner(ETraceLearner):
     """What scripts of the public package call and read beside the methods of every learner."""
 
     vjp_method = 'single-step'
+    modulated: bool  # by a third factor, which meets the trace of its own step
 
     def __call__(self, *inputs):
         """One step of the model, or a loop of them for :class:`MultiStepData`."""
@@ -162,6 +163,7 @@ class PublicLearner(ETraceLearner):
                     "vjp_method='multi-step'."
                 )
             step_fn = self._of_windows(step_fn)
+        self._check_inside(options)
         given = {'mask': mask, 'reduction': reduction}
         found = super().etrace_grad(*sequences, step_fn=step_fn, **given, **without_public(options))
         grads, losses, aux, _ = found
@@ -177,9 +179,18 @@ class PublicLearner(ETraceLearner):
         """As :meth:`braintrace.ETraceLearner.etrace_train`; ``losses, opt_state``, or ``losses,
         aux, opt_state`` with ``has_aux``.
         """
+        self._check_inside(options)
         found = super().etrace_train(*sequences, **options)
         aux = (found.aux,) if options.get('has_aux') else ()
         return found.losses, *aux, found.opt_state
+
+    def _check_inside(self, options: dict) -> None:
+        if self.modulated and options.get('inside') == 'exact':
+            raise OptionError(
+                f"inside is 'exact' for {type(self).__name__}, whose modulator meets the trace of "
+                "its own step; an exact window has none inside. Give inside='trace', or another "
+                'learner.'
+            )
 
     def etrace_evolve(
         self, *sequences, step_fn=None, chunk_size=None, return_outputs: bool = False, **options
@@ -208,10 +219,10 @@ def _of_windows(step_fn):
     return step
 
 
-def _public(*order: str, method: str = METHODS[0]) -> Any:
+def _public(*order: str, method: str = METHODS[0], modulated: bool = False) -> Any:
     """A decorator that makes a learner class one for scripts of the public package, whose
     constructor takes its arguments too; ``order``: of those given by position, after the model;
-    ``method``: of gradients, where `vjp_method` is left out.
+    ``method``: of gradients, where `vjp_method` is left out; ``modulated``: by a third factor.
     """
 
     def decorate(cls: type) -> type:
@@ -230,6 +241,7 @@ def _public(*order: str, method: str = METHODS[0]) -> Any:
             self._of_windows = functools.lru_cache(maxsize=16)(_of_windows)
 
         body = {'__init__': __init__, '__doc__': cls.__doc__, '__module__': __name__}
+        body['modulated'] = modulated
         found = type(cls.__name__, (PublicLearner, cls), body)
         arguments = [*own.parameters.values(), rest]
         found.__signature__ = own.replace(parameters=arguments)  # type: ignore[attr-defined]
@@ -322,7 +334,7 @@ class OSTLFeedforward(ETraceLearner):
     """
 
 
-@_public('name', 'vjp_method', 'modulator', 'fast_solve', *TRACED[3:6])
+@_public('name', 'vjp_method', 'modulator', 'fast_solve', *TRACED[3:6], modulated=True)
 @shell_of(rules.d_rtrl)
 class ThreeFactor(ETraceLearner):
     """``rules.d_rtrl()`` for a step function that returns :func:`braintrace.modulated`. Exact
@@ -338,41 +350,17 @@ class ThreeFactor(ETraceLearner):
     (6, 4)
     """
 
-    def etrace_grad(self, *sequences, inside: Literal['trace', 'exact'] = 'trace', **options):
-        _refuse_exact(inside)
-        return super().etrace_grad(*sequences, inside=inside, **options)
-
-    def etrace_train(self, *sequences, inside: Literal['trace', 'exact'] = 'trace', **options):
-        _refuse_exact(inside)
-        return super().etrace_train(*sequences, inside=inside, **options)
-
-
-def _refuse_exact(inside: str) -> None:
-    if inside == 'exact':
-        raise OptionError(
-            "inside is 'exact' for ThreeFactor, whose modulator meets the trace of its own step; "
-            "an exact window has none inside. Give inside='trace', or another learner."
-        )
-
 
 D_RTRL = ParamDimVjpAlgorithm = _public(*TRACED)(core.D_RTRL)
 ES_D_RTRL = IODimVjpAlgorithm = pp_prop = _public('decay_or_rank', *NAMED, *CHOSEN)(core.ES_D_RTRL)
 DNI = _public('synthesizer', *TRACED[:6], method=METHODS[1])(core.DNI)
 RandomProjectionVjpAlgorithm = UORO
 ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
-LEARNERS: dict[str, type] = {
-    'D_RTRL': D_RTRL,
-    'DNI': DNI,
-    'EProp': EProp,
-    'ES_D_RTRL': ES_D_RTRL,
+OWN = D_RTRL, DNI, EProp, ES_D_RTRL, OSTLFeedforward, OSTLRecurrent, SnAp, ThreeFactor, UORO
+LEARNERS: dict[str, type] = {cls.__name__: cls for cls in OWN} | {
     'IODimVjpAlgorithm': ES_D_RTRL,
-    'OSTLFeedforward': OSTLFeedforward,
-    'OSTLRecurrent': OSTLRecurrent,
     'ParamDimVjpAlgorithm': D_RTRL,
     'RandomProjectionVjpAlgorithm': UORO,
-    'SnAp': SnAp,
-    'ThreeFactor': ThreeFactor,
-    'UORO': UORO,
     'pp_prop': ES_D_RTRL,
 }
 
