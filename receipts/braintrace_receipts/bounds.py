@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'most_terms', 'total', 'warm_up', 'where']
-
 UNIT = {'float64': 2.0**-53, 'float32': 2.0**-24, 'tf32': 2.0**-11, 'bfloat16': 2.0**-8}
 TINY = {'float64': 2.0**-1022, 'float32': 2.0**-126}  # what is smaller may count as zero
 MOST = 64  # the largest k

@@ -25,8 +25,6 @@ from .errors import (
 )
 from .schema import SCHEMAS, canonical, check
 
-__all__ = ['canonical_json', 'digest', 'each_line', 'emit', 'parse', 'parse_run', 'spec_digest']
-
 BINARY = {
     b'\x93NUMPY': ('an array file of NumPy', 'give the file of receipts, one JSON object a line'),
     b'PK\x03\x04': ('a zip or npz file', 'give the file of receipts that stands beside it'),

@@ -13,8 +13,6 @@ import numpy as np
 from .bounds import Num, constant, exact, total
 from .surrogates import psi
 
-__all__ = ['CELLS', 'READOUTS', 'Entries', 'KnownCell', 'chained', 'columns', 'ones']
-
 Entries = list[Num | None]
 States = dict[str, Num]
 

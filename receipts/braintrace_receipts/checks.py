@@ -13,8 +13,6 @@ import numpy as np
 from .bounds import UNIT, Num, exact, far
 from .record import Record
 
-__all__ = ['CEILINGS', 'Check', 'Failure', 'Gated', 'Idle', 'Limits']
-
 CEILINGS = {'engine': 8.0, 'observer': 64.0}  # the largest k: a receipt may ask for less alone
 LOOSE = 1e-2  # a bound of more than this share of the field is told
 NOTHING = 2.0**40  # times the floor: what is smaller is no field that could be loose

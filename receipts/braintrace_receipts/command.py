@@ -27,8 +27,6 @@ from .printing import Page, counted, plain
 from .reconciler import Result, reconcile, reconcile_run
 from .rules import RULES
 
-__all__ = ['main', 'parser']
-
 PROGRAM = 'braintrace-receipts'
 PASS, FAIL, BROKEN, USAGE = range(4)
 EPILOG = """exit codes: 0 it passes, 1 it fails, 2 it cannot be read, is malformed or too large,

@@ -19,8 +19,6 @@ from .record import Record, Unavailable
 from .schema import check
 from .structure import problems_of, problems_of_config
 
-__all__ = ['derive', 'results']
-
 
 def derive(config: Mapping) -> dict:
     """The receipt of one step of a known cell, in the format of the configuration.

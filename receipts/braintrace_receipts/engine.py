@@ -14,8 +14,6 @@ from .losses import LOSSES, divisor_of, softmax
 from .optimizers import OPTIMIZERS
 from .record import Record
 
-__all__ = ['Derived', 'derive_parts', 'derive_step']
-
 # What stands before the step: fields of these names are all that the engine has.
 GIVEN = (
     *('inputs', 'targets', 'params_before', 'carry_before', 'traces_before', 'loss/mask'),

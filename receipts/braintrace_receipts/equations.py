@@ -18,8 +18,6 @@ from .optimizers import OPTIMIZERS
 from .primitives import FORMULAS, NoFormula, Op
 from .record import FILTER, Record
 
-__all__ = ['Equations', 'Factors', 'memo', 'stored']
-
 Factors = tuple[list[Entries], Entries]  # D and D_f
 One = TypeVar('One', Num, Num | None)
 

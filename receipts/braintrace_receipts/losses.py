@@ -9,8 +9,6 @@ import numpy as np
 
 from .bounds import Num, exact
 
-__all__ = ['LOSSES', 'Loss', 'divisor_of', 'softmax']
-
 
 class Loss(NamedTuple):
     """``per_lane(outputs, targets)``, and ``slope(outputs, targets)``, its derivative."""

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from .bounds import Num, constant, warm_up
 
-__all__ = ['OPTIMIZERS', 'Optimizer']
-
 
 class Optimizer(NamedTuple):
     """``slots`` names its arrays; ``needs`` and ``may`` the numbers of its configuration.

@@ -15,8 +15,6 @@ import numpy as np
 
 from .bounds import Num, constant, exact, where
 
-__all__ = ['FORMULAS', 'Formula', 'NoFormula', 'Op']
-
 Slots = dict[str, Num]
 
 

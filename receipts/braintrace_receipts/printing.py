@@ -13,8 +13,6 @@ from .checks import Failure
 from .reconciler import Result
 from .rules import RULES, Rule
 
-__all__ = ['Page', 'counted', 'plain']
-
 MOST = {'failures': 12, 'notes': 8}
 COLORS = {'green': 32, 'red': 31, 'yellow': 33, 'dim': 2, 'bold': 1}
 MEANING = {

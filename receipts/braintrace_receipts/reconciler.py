@@ -15,8 +15,6 @@ from .rules import RULES, RUN_RULES, STEP_RULES
 from .run_rules import ALONE, Run
 from .structure import read
 
-__all__ = ['Result', 'reconcile', 'reconcile_run']
-
 VERDICTS = ('rederived', 'consistent', 'skipped', 'failed', 'malformed')  # from best to worst
 PARTIAL = ('opaque_cell', 'unsupported_operation', 'sampled_arrays')  # a basis that is no skip
 

@@ -15,8 +15,6 @@ from .bounds import TINY, UNIT, Num, exact
 from .canonical import spec_digest
 from .schema import with_arrays
 
-__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths', 'below']
-
 FILTER = '(filter)'  # the state of a group that a filter adds
 
 

@@ -11,8 +11,6 @@ from . import run_rules, step_rules, update_rules
 from .claims import check_digest, check_routes, check_skip
 from .rederivation import rederive
 
-__all__ = ['RULES', 'RUN_RULES', 'STEP_RULES', 'Rule']
-
 
 class Rule(NamedTuple):
     """One rule. ``needs`` says when it has something to compare, ``means`` it in words, ``look``

@@ -20,8 +20,6 @@ from .optimizers import OPTIMIZERS
 from .primitives import FORMULAS, NoFormula, Op
 from .record import below
 
-__all__ = ['shape_problems']
-
 Shapes = Mapping[str, tuple[int, ...]]
 Due = Iterator[tuple[str, tuple]]
 # Fields that have the shape of another one.

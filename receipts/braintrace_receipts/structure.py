@@ -19,8 +19,6 @@ from .schema import MOST, check
 from .shapes import shape_problems
 from .surrogates import SURROGATES
 
-__all__ = ['problems_of', 'problems_of_config', 'read']
-
 Problems = Iterator[Problem]
 Nodes = list[tuple[str, dict | None]]  # the arrays by path
 

@@ -13,9 +13,6 @@ import numpy as np
 
 from .bounds import Num, most_terms
 
-__all__ = ['SURROGATES', 'psi']
-
-
 NEAR = 2.0**-8  # of the terms: a potential may lie so much nearer, where a kink is steeper
 
 
