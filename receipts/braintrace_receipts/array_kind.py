@@ -1,59 +1,22 @@
-"""Array nodes that come from a file: their keys, their numbers, their digest and their sample."""
+"""The numbers of array nodes that come from a file: of their dtype, finite, those of the digest."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from .arrays import DTYPES, array_digest, decimals, elements, sample_indices, typed
-from .errors import MAX_ELEMENTS, MAX_INTEGER, MAX_NAMES, Problem, described, is_int, join
+from .arrays import DTYPES, array_digest, decimals, sample_indices, typed
+from .errors import MAX_INTEGER, Problem, described, is_int, join
 
-TEXTS = {
-    'sha256': re.compile('[0-9a-f]{64}'),
-    'file': re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}'),
-    'key': re.compile(f'[^\ud800-\udfff]{{0,{MAX_NAMES}}}', re.DOTALL),
-}
 FITS: dict[str, set[type]] = {'f': {float, int}, 'i': {int}, 'b': {bool}}
 DUE = {'f': 'a number', 'i': 'an integer', 'b': 'true or false'}
-PLACES = (  # the keys of a node behind its shape and its dtype
-    ('data',),
-    ('sha256', 'file', 'key'),
-    ('sha256', 'file', 'key', 'data'),  # loaded, in memory alone
-    ('sha256', 'sample'),
-)
 Problems = Iterator[Problem]
 
 
-def array_problems(value: Any, path: str) -> Problems:
-    """What is wrong with a node."""
-    if not isinstance(value, dict):
-        yield Problem(path, f'{described(value)} where an array is due')
-        return
-    size, dtype = elements(value.get('shape')), value.get('dtype')
-    if size is None or size > MAX_ELEMENTS:
-        yield Problem(
-            join(path, 'shape'),
-            f'{described(value.get("shape"))} where a list of sizes is due, at most '
-            f'{MAX_ELEMENTS} elements together',
-        )
-    elif not isinstance(dtype, str) or dtype not in DTYPES:
-        yield Problem(join(path, 'dtype'), f'{described(dtype)}; known are {", ".join(DTYPES)}')
-    elif not any({'shape', 'dtype', *keys} == set(value) for keys in PLACES):
-        yield Problem(path, f'an array with the keys {described(list(value))}')
-    else:
-        yield from _parts(value, size, path)
-
-
-def _parts(value: dict, size: int, path: str) -> Problems:
-    """What is wrong with the parts of a node that has the right keys."""
-    for key, right in TEXTS.items():
-        if key in value and not (isinstance(value[key], str) and right.fullmatch(value[key])):
-            said = f'{described(value[key])} does not match {right.pattern!r}'
-            yield Problem(join(path, key), said)
-            return
+def number_problems(value: Any, size: int, path: str) -> Problems:
+    """What is wrong with the numbers of a node whose other keys are right."""
     if 'data' in value:
         yield from _data_problems(value, size, join(path, 'data'))
     if 'sample' in value:
@@ -64,17 +27,15 @@ def canonical_array(value: Any) -> Any:
     """A node with its keys in order and the shortest decimals; what is none stays."""
     if not isinstance(value, dict) or not {'shape', 'dtype'} <= set(value):
         return value
-    out = {'shape': value['shape'], 'dtype': value['dtype']}
-    if 'data' in value and 'file' not in value:
-        out['data'] = _canonical_data(value['data'], value['dtype'])
-    for key in ('sha256', 'file', 'key'):
-        out |= {key: value[key]} if key in value else {}
-    if 'sample' in value:
-        out['sample'] = _canonical_sample(value['sample'], value['dtype'])
+    keys = ('shape', 'dtype', 'data', 'sha256', 'file', 'key', 'sample')
+    out = {key: value[key] for key in keys if key in value}
+    if 'file' in out:
+        out.pop('data', None)  # it was loaded
+    if 'data' in out:
+        out['data'] = _canonical_data(out['data'], out['dtype'])
+    if 'sample' in out:
+        out['sample'] = _canonical_sample(out['sample'], out['dtype'])
     return out
-
-
-# -- the numbers of a node -------------------------------------------------------------------------
 
 
 def _data_problems(value: dict, size: int, path: str) -> Problems:

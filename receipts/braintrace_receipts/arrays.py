@@ -8,7 +8,6 @@ In memory ``data`` may be an array of NumPy. A digest is that of the little-endi
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -143,12 +142,3 @@ def _shortest(flat: np.ndarray) -> list[float]:
 def _short(raw: bytes) -> list[float]:
     """Those of small arrays are kept: what ends one step of a run begins the next."""
     return _shortest(np.frombuffer(raw, np.float32))
-
-
-def elements(shape: Any) -> int | None:
-    """The number of elements of a shape, or ``None`` for what is no shape."""
-    if not isinstance(shape, list) or len(shape) > 8:
-        return None
-    if any(type(n) is not int or n < 0 for n in shape):
-        return None
-    return math.prod(shape)

@@ -16,7 +16,7 @@ from .losses import LOSSES
 from .optimizers import OPTIMIZERS
 from .primitives import NoFormula
 from .record import Record, Unavailable
-from .schema import check
+from .schema import check, with_arrays
 from .structure import problems_of, problems_of_config
 
 
@@ -66,16 +66,19 @@ def _pairs(raw: Mapping) -> list[tuple[dict, str]]:
     return [(one, group) for one in raw['topology']['relations'] for group in one['groups']]
 
 
+def _states(raw: Mapping) -> dict[str, int]:
+    return {group['name']: len(group['states']) for group in raw['topology']['groups']}
+
+
 def _no_traces(config: Mapping) -> list[dict]:
     """Traces of zeros."""
     lanes, dtype, found = len(config['lanes']), config['numeric']['dtype'], []
-    groups = {group['name']: group['states'] for group in config['topology']['groups']}
 
     def zeros(shape):
         return node(np.zeros((lanes, *shape), dtype))
 
     for relation, group in _pairs(config):
-        params, states = relation['params'], groups[group]
+        params, states = relation['params'], range(_states(config)[group])
         shapes = {slot: config['params_before'][path]['shape'] for slot, path in params.items()}
         if config['algorithm']['name'] == 'ES_D_RTRL':
             n, m = shapes['weight']
@@ -88,67 +91,58 @@ def _no_traces(config: Mapping) -> list[dict]:
 
 def results(given: Mapping, made: Mapping[str, Num | None]) -> dict[str, Any]:
     """What a step made, under the keys of a receipt."""
-    dtype = np.dtype(given['numeric']['dtype'])
-    relations, pairs = given['topology']['relations'], _pairs(given)
-    stored = {
-        path: None if num is None else node(np.asarray(num.value, dtype))
-        for path, num in made.items()
+    dtype, pairs = np.dtype(given['numeric']['dtype']), _pairs(given)
+    numbers: dict[str, Any] = {
+        path: None if num is None else np.asarray(num.value, dtype) for path, num in made.items()
     }
-
-    def under(head: str) -> dict:
-        return {p[len(head) + 1 :]: one for p, one in stored.items() if p.startswith(f'{head}/')}
-
-    def listed(head: str) -> list:
-        own = under(head)
-        return [own[str(i)] for i in range(len(own))]
-
-    def factor(relation: Mapping, group: str | None) -> dict:
-        at = f'factors/{relation["name"]}/{group or ""}'
-        D_f = listed(f'{at}/D_f')
-        D = [listed(f'{at}/D/{i}') for i in range(len(D_f))]
-        head = {'relation': relation['name'], 'group': group}
-        return {**head, 'x': stored[f'{at}/x'], 'D_f': D_f, 'D': D}
-
-    def trace_after(trace: Mapping) -> dict:
-        at = f'traces_after/{trace["relation"]}/{trace["group"]}'
-        entries = {
-            slot: listed(f'{at}/{slot}') if isinstance(old, list) else stored[f'{at}/{slot}']
-            for slot, old in trace['entries'].items()
-        }
-        return {**trace, 'entries': entries}
-
-    loss, signals, groups = under('loss'), {'err': stored['signals/err']}, [g for _, g in pairs]
-    for key in ('divisor', 'value'):
-        if (one := made[f'loss/{key}']) is not None:
-            loss[key] = float(np.asarray(one.value, dtype))
-    signals['dy'] = under('signals/dy')
-    for key in ('dh', 'c'):
-        signals[key] = {group: listed(f'signals/{key}/{group}') for group in groups}
-    if 'signals/correction' in stored:
-        signals['correction'] = stored['signals/correction']
-    found = {
+    learned = dict.fromkeys(p for p in given['params_before'] if f'gradients/{p}' in made)
+    alone = [(one, None) for one in given['topology']['relations'] if not one['groups']]
+    states: dict = {group: [None] * count for group, count in _states(given).items()} | {None: []}
+    # the keys first, None where an array is due: the path of each says which one
+    found: dict[str, Any] = {
         'factors': [
-            *(factor(*pair) for pair in pairs),
-            *(factor(one, None) for one in relations if not one['groups']),
+            {
+                'relation': relation['name'],
+                'group': group,
+                'x': None,
+                'D_f': states[group],
+                'D': [states[group]] * len(states[group]),
+            }
+            for relation, group in [*pairs, *alone]
         ],
-        'traces_after': [trace_after(trace) for trace in given['traces_before']],
-        'carry_after': under('carry_after'),
-        'outputs': stored['outputs'],
-        'loss': {**given['loss'], **loss},
-        'signals': signals,
-        'gradients': under('gradients'),
-        'params_after': under('params_after'),
+        'traces_after': given['traces_before'],
+        'carry_after': given['carry_before'],
+        'outputs': None,
+        'loss': {**given['loss'], 'per_lane': None},
+        'signals': {
+            'err': None,
+            'dy': dict.fromkeys(one['name'] for one in given['topology']['relations']),
+            'dh': {group: states[group] for _, group in pairs},
+            'c': {group: states[group] for _, group in pairs},
+        },
+        'gradients': learned,
+        'params_after': given['params_before'],
     }
+    for key in ('divisor', 'value'):
+        found['loss'][key] = float(numbers[f'loss/{key}'])
+    for part, key in (('loss', 'probabilities'), ('signals', 'correction')):
+        found[part] |= {key: None} if f'{part}/{key}' in made else {}
     if given['optimizer'] is not None:
-        found['optimizer'] = _moved(given['optimizer'], under)
-    return found
+        found['optimizer'] = _moved(given['optimizer'], learned)
+
+    def stored(path: str, value: Any) -> Any:
+        if path not in numbers:
+            return value
+        return None if numbers[path] is None else node(numbers[path])
+
+    return with_arrays(found, stored)
 
 
-def _moved(optimizer: Mapping, under: Any) -> dict:
-    """The optimiser with its state after the step."""
-    count, slots = optimizer['state_before']['count'], dict[str, dict]()
-    for key, value in under('optimizer/state_after').items():
-        path, _, slot = key.rpartition('/')
-        slots.setdefault(path, {})[slot] = value
-    after = {'count': None if count is None else count + 1, 'slots': slots}
-    return {**optimizer, 'state_after': after, 'updates': under('optimizer/updates')}
+def _moved(optimizer: Mapping, learned: Mapping) -> dict:
+    """The keys of the optimiser with its state after the step."""
+    count, slots = optimizer['state_before']['count'], OPTIMIZERS[optimizer['name']].slots
+    after = {
+        'count': None if count is None else count + 1,
+        'slots': {path: dict.fromkeys(slots) for path in learned if slots},
+    }
+    return {**optimizer, 'state_after': after, 'updates': learned}

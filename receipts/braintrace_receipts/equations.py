@@ -1,11 +1,11 @@
-"""The equations of one step, written once: rules apply them to what a receipt stores, the engine to
-what it has derived.
+"""The equations of one step, written once: rules compare what they make of the fields of a receipt
+with what it stores, the engine takes it as the next field of its own record.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -15,10 +15,11 @@ from .bounds import Num, constant, total, warm_up
 from .cells import CELLS, Entries, KnownCell, chained, columns, ones
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .primitives import FORMULAS, NoFormula, Op
+from .primitives import FORMULAS, NoFormula, Op, told
 from .record import FILTER, Record
 
 Factors = tuple[list[Entries], Entries]  # D and D_f
+Made = Iterable[tuple[str, Num | None, tuple[str, ...]]]  # a path, what stands there, and of what
 One = TypeVar('One', Num, Num | None)
 
 
@@ -38,6 +39,12 @@ def memo(method: Callable) -> Callable:
 def stored(r: Record) -> Equations:
     """The equations of the fields that a receipt stores."""
     return Equations(r, True)
+
+
+def listed(path: str, entries: Iterable[Num | None], made_of: tuple[str, ...] = ()) -> Made:
+    """A list of fields, one for each state."""
+    for i, one in enumerate(entries):
+        yield f'{path}/{i}', one, made_of
 
 
 class Equations:
@@ -130,14 +137,13 @@ class Equations:
         divisor = self.r.num('loss/divisor')
         return constant(divisor.value, self.r.floor) if self.stored else divisor
 
-    def lane_losses(self) -> Num:
-        """The loss of each lane by its formula."""
-        known = LOSSES[self.r.raw['loss']['name']]
-        return known.per_lane(self.r.num('outputs'), self.r.num('targets'))
-
-    def loss(self) -> Num:
-        """``sum_b mask_b loss_b / divisor``."""
-        return (self.r.num('loss/mask') * self.r.num('loss/per_lane')).sum() / self.divisor()
+    def losses(self) -> Made:
+        """The loss of each lane, and ``sum_b mask_b loss_b / divisor``."""
+        r = self.r
+        per_lane = LOSSES[r.raw['loss']['name']].per_lane
+        yield 'loss/per_lane', per_lane(r.num('outputs'), r.num('targets')), ('outputs', 'targets')
+        whole = (r.num('loss/mask') * r.num('loss/per_lane')).sum() / self.divisor()
+        yield 'loss/value', whole, ('loss/per_lane', 'loss/mask', 'loss/divisor')
 
     @memo
     def loss_slope(self) -> Num:
@@ -166,6 +172,15 @@ class Equations:
             sent = self.r.num('signals/err') @ back.T
         return [None if e is None else sent * e for e in self.slopes('carry_after')]
 
+    def learning_signals(self) -> Made:
+        """``dh`` of a known cell, and of a readout that leaks, which has the error itself."""
+        readout, own = self.relation('readout'), self.r.algorithm['feedback'] is None
+        back = f'params_before/{readout["params"]["weight"]}' if own else 'algorithm/feedback'
+        made_of = 'signals/err', back, 'carry_after'
+        yield from listed(f'signals/dh/{self.group}', self.sent_back(), made_of)
+        for group in readout['groups']:
+            yield f'signals/dh/{group}/0', self.error(), ('signals/err',)
+
     @memo
     def dh(self, group: str) -> Entries:
         """The derivative of the loss by the new states of a group."""
@@ -176,14 +191,30 @@ class Equations:
             return [one and Num(one.value, abs(one.value), one.floor) for one in found]
         return [*map(self._made, found, self.sent_back())]
 
+    def direct(self, name: str) -> Num | None:
+        """A part of a signal that reaches the loss without passing a new state."""
+        path = f'signals/direct/{name}'
+        return self.r.num(path) if self.r.fields.get(path) is not None else None
+
     def sent_to(self, name: str) -> Entries:
         """``sum_s dh_s D_f_s`` of each group, summed over the positions that y feeds."""
-        shape, found = self.r.shape(f'signals/dy/{name}'), []
-        for group in self.r.relations[name]['groups']:
+        r, path, found = self.r, f'signals/dy/{name}', list[Num | None]()
+        for group in r.relations[name]['groups']:
             dh = self.placed(name, group, self.dh(group))
             (one,) = chained(dh, [self.factors(name, group)[1]])
-            found.append(one if one is None or one.shape == shape else self.op(name).to_y(one))
+            if one is not None and not r.known and one.shape != r.shape(path):
+                one = self.op(name).to_y(one)
+            found.append(one)
         return found
+
+    def signals(self, name: str) -> Made:
+        """``dy`` of a relation: by its groups, or the error where a readout has none."""
+        groups = self.r.relations[name]['groups']
+        if groups:
+            made = total((self.direct(f'dy/{name}'), *self.sent_to(name)))
+            yield f'signals/dy/{name}', made, ('signals/dh', f'factors/{name}/{groups[0]}')
+        elif self.r.known:
+            yield f'signals/dy/{name}', self.error(), ('err',)
 
     def old_signal(self, name: str, group: str) -> Entries:
         """``c_r = sum_s dh_s D_sr``, and with whole credit what the recurrent weight sends."""
@@ -194,6 +225,13 @@ class Equations:
             pairs = zip(found, self.slopes('carry_before'), strict=True)
             found = [total((one, None if e is None else back * e)) for one, e in pairs]
         return found
+
+    def old_signals(self) -> Made:
+        """``c`` of each group, by the first relation that has it."""
+        for group, name in {group: name for name, group in reversed(self.r.pairs)}.items():
+            found = enumerate(self.old_signal(name, group))
+            whole = (total((one, self.direct(f'c/{group}/{i}'))) for i, one in found)
+            yield from listed(f'signals/c/{group}', whole, ('signals/dh', 'D'))
 
     # traces and gradients -------------------------------------------------------------------------
 
@@ -242,26 +280,46 @@ class Equations:
             found.append((slot, _moved(D, before, times), fresh))
         return found
 
-    def factored(self, name: str, group: str) -> dict[str, Entries]:
+    def factored(self, name: str, group: str) -> Made:
         """``ex = a_x ex' + x`` and ``ef = a_f D ef' + (1 - a_f) D_f``; no ex without x."""
-        r, before = self.r, f'traces_before/{name}/{group}'
+        r, at = self.r, f'factors/{name}/{group}'
+        after, before = (f'traces_{when}/{name}/{group}' for when in ('after', 'before'))
         a_x, a_f = (constant(r.algorithm[key], r.floor) for key in ('decay_x', 'decay_f'))
         D, D_f = self.at_y(name, group)
         fresh, moved = constant(1 - a_f.value, r.floor), _moved(D, r.entries(f'{before}/f'))
-        found: dict[str, Entries] = {}
         if r.x(name) is not None:
-            found['x'] = [a_x * r.num(f'{before}/x') + self.op(name).read(r.x(name))]
-        found['f'] = [
+            ex = a_x * r.num(f'{before}/x') + self.op(name).read(r.x(name))
+            yield f'{after}/x', ex, (f'{before}/x', f'{at}/x')
+        ef = (
             total((None if m is None else a_f * m, None if d is None else fresh * d))
             for m, d in zip(moved, D_f, strict=True)
-        ]
-        return found
+        )
+        yield from listed(f'{after}/f', ef, (f'{before}/f', f'{at}/D', f'{at}/D_f'))
 
     def warm_up(self) -> Num:
         """``1 - a^(t+1)``."""
         return warm_up(self.r.algorithm['decay_f'], self.r.t + 1, self.r.floor)
 
-    def gradients(self, name: str) -> dict[str, Num]:
+    @memo
+    def gradients(self) -> tuple[dict[str, Num], set[str]]:
+        """The gradient of each parameter that ops alone use, all of which have a formula; and why
+        others have none.
+        """
+        sums, missing, incomplete = dict[str, Num](), set[str](), set[str]()
+        for name, relation in self.r.relations.items():
+            found: dict[str, Num] = {}
+            with told(missing):
+                found = self.gradients_of(name)
+            through = relation.get('options', {}).get('through', ())
+            missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
+            for slot, path in relation['params'].items():
+                if slot in through or slot not in found:
+                    incomplete.add(path)
+                else:
+                    sums[path] = sums[path] + found[slot] if path in sums else found[slot]
+        return {path: one for path, one in sums.items() if path not in incomplete}, missing
+
+    def gradients_of(self, name: str) -> dict[str, Num]:
         """The gradient of each weight of an op."""
         op, x, relation = self.op(name), self.r.x(name), self.r.relations[name]
         dy = self.r.num(f'signals/dy/{name}')

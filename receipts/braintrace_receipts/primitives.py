@@ -7,7 +7,8 @@ arrays without lanes, and entries for several positions of a state, into that fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,15 @@ Slots = dict[str, Num]
 
 class NoFormula(Exception):
     """An application without a closed formula here; the reason is the argument."""
+
+
+@contextmanager
+def told(reasons: set[str]) -> Iterator[None]:
+    """Collects why there is no formula; the rest is computed all the same."""
+    try:
+        yield
+    except NoFormula as reason:
+        reasons.add(str(reason))
 
 
 class Formula(NamedTuple):

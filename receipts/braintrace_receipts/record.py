@@ -45,7 +45,9 @@ class Record:
     def __post_init__(self) -> None:
         if self.fields:
             return
-        self.fields = {path: _value(node) for path, node in array_paths(self.raw)}
+        for path, node in array_paths(self.raw):
+            kept = node is None or is_sampled(node)
+            self.fields[path] = node if kept else array_of(node)
         for name in ('value', 'divisor'):
             if name in self.raw['loss']:
                 self.fields[f'loss/{name}'] = np.asarray(self.raw['loss'][name], float)
@@ -167,10 +169,13 @@ class Record:
         topology = {f'topology/{name}': self.topology[name] for name in names}
         return {**numbers, **numeric, **topology, 'algorithm/feedback': kind}
 
-    def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
-        """A field at some lanes, or whole if it has none."""
+    def of_lanes(self, path: str, lanes: np.ndarray | None) -> np.ndarray | None:
+        """A field at some lanes, or whole if there are none; None is a zero by structure."""
+        if self.fields.get(path) is None:
+            return None
         value = self[path]
-        return value[lanes] if value.shape[:1] == lanes.shape else value
+        has = lanes is not None and value.shape[:1] == lanes.shape
+        return value[lanes] if has else value
 
     def x(self, relation: str) -> Num | None:
         """What an op read; None if it reads nothing."""
@@ -191,7 +196,3 @@ class Record:
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""
         return {path[len(prefix) + 1 :] for path in below(self.paths, prefix)}
-
-
-def _value(node: Any) -> Any:
-    return node if node is None or is_sampled(node) else array_of(node)

@@ -14,9 +14,9 @@ from .bounds import Num, constant, exact, total
 from .cells import chained, columns
 from .checks import Check, Gated, Idle
 from .engine import derive_parts
-from .record import Record, Unavailable
+from .equations import stored
+from .record import Record, Unavailable, below
 from .rederivation import obstacle, unknown
-from .step_rules import gradients_of
 
 
 class Run:
@@ -75,15 +75,7 @@ class Run:
 
 def parameters_chain(run: Run, c: Check) -> None:
     """Parameters of adjacent records, bit for bit."""
-    a, b = run.pair()
-    for path in sorted(b.keys('params_before')):
-        at = f'params_before/{path}'
-        fields = b.fields[at], a.fields.get(f'params_after/{path}')
-        digests = [one['sha256'] for one in fields if is_sampled(one)]
-        if len(digests) == len(fields):
-            c.true(at, digests[0] == digests[1], *digests)
-            continue
-        c.same(at, b[at], a[f'params_after/{path}'], (f'[{run.place - 1}].params_after/{path}',))
+    _chain(c, *run.pair(), 'params_before', source=f'[{run.place - 1}].')
 
 
 def one_run(run: Run, c: Check) -> None:
@@ -158,8 +150,8 @@ ALONE = {'index': 0, 'length': 1}  # a step with a window of its own
 
 def _made(r: Record, path: str) -> Num:
     """A stored gradient of a step with the terms that it was made of: a window sums them all."""
-    stored, made = r.num(f'gradients/{path}'), gradients_of(r)[0].get(path)
-    return stored if made is None else Num(stored.value, made.terms, stored.floor)
+    own, made = r.num(f'gradients/{path}'), stored(r).gradients()[0].get(path)
+    return own if made is None else Num(own.value, made.terms, own.floor)
 
 
 def lanes_stay(run: Run, c: Check) -> None:
@@ -181,8 +173,7 @@ def optimizer_chains(run: Run, c: Check) -> None:
     c.true(f'{at}/count', want['count'] == found['count'], found['count'], want['count'])
     keys, others = r.keys(at), before.keys('optimizer/state_after')
     c.true(at, keys == others, sorted(keys), 'as before')
-    for key in sorted(keys & others):
-        c.same(f'{at}/{key}', r[f'{at}/{key}'], before[f'optimizer/state_after/{key}'])
+    _chain(c, before, r, at)
 
 
 def configuration_stays(run: Run, c: Check) -> None:
@@ -214,41 +205,41 @@ def states_chain(run: Run, c: Check) -> None:
     a, b = run.pair()
     if len(a.raw['lanes']) != len(b.raw['lanes']):
         return
+    stay, source = ~b.reset, f'[{run.place - 1}].'
+    c.same('t', b.t[stay], a.t[stay] + 1, (f'{source}t',))
+    _chain(c, a, b, 'carry_before', 'traces_before', stay=stay, source=source)
+
+
+def _chain(c: Check, a: Record, b: Record, *kinds: str, stay=None, source: str = '') -> None:
+    """Fields of ``b`` from before its step are those of ``a`` after it, bit for bit, on the lanes
+    that stay; samples of whole arrays have one digest.
+    """
     missing: list[str] = []
-    stay = ~b.reset
-    c.same('t', b.t[stay], a.t[stay] + 1, (f'[{run.place - 1}].t',))
-    for at in b.paths:
-        kind, _, rest = at.partition('/')
-        if kind not in ('carry_before', 'traces_before'):
-            continue
-        before = f'{kind.replace("before", "after")}/{rest}'
-        if b.sample(at) is not None and a.sample(before) is not None and stay.all():
-            digests = [r.fields[p]['sha256'] for r, p in ((b, at), (a, before))]
+    for at in (path for kind in kinds for path in below(b.paths, kind)):
+        before = at.replace('before', 'after', 1)
+        fields = b.fields[at], a.fields.get(before)
+        digests = [one['sha256'] for one in fields if is_sampled(one)]
+        if len(digests) == len(fields) and (stay is None or stay.all()):
             c.true(at, digests[0] == digests[1], *digests)
             continue
         try:
-            parts = _part(b, at, stay), _part(a, before, stay)
+            parts = b.of_lanes(at, stay), a.of_lanes(before, stay)
         except Unavailable as reason:
             missing.append(str(reason))
             continue
-        _joined(c, at, *parts, f'[{run.place - 1}].{before}')
+        _joined(c, at, *parts, f'{source}{before}')
     if missing:
         raise Gated('; '.join(missing))
 
 
-def _part(r: Record, path: str, lanes: np.ndarray) -> np.ndarray | None:
-    """The lanes of a field; None is a zero by structure."""
-    return None if r.fields.get(path) is None else r.of_lanes(path, lanes)
-
-
 def _joined(c: Check, at: str, found, want, source: str) -> None:
     """A field is that of the step before; where one of them is a zero by structure, both are 0."""
-    if found is not None and want is not None:
-        c.same(at, found, want, (source,))
-    elif found is not None or want is not None:
-        zero = np.zeros(np.shape(want if found is None else found))
-        left, right = (zero if one is None else np.abs(one) for one in (found, want))
-        c.same(at, left, right, (source,))
+    if found is None and want is None:
+        return
+    if found is None or want is None:
+        found, want = np.abs(0.0 if found is None else found), np.abs(0.0 if want is None else want)
+        found, want = np.broadcast_arrays(found, want)
+    c.same(at, found, want, (source,))
 
 
 def forward_is_reverse(run: Run, c: Check) -> None:
@@ -287,19 +278,17 @@ def _reversed(records: list[Record], weights: list[Num], divisor: Num) -> dict[s
     lam: dict[str, list[Num | None]] = {}
     for r, weight in zip(reversed(records), reversed(weights), strict=True):
         step = derive_parts(r)
-        for relation in (step.recurrent, step.readout):
-            name = relation['name']
+        for name, relation in step.r.relations.items():
             delta = weight * step.r.num(f'signals/dy/{name}')
             for group in relation['groups']:
                 back = chained(lam[group], [step.by.formulas(name)[1]]) if group in lam else []
                 delta = sum((one for one in back if one is not None), delta)
             for slot, one in step.by.same_step(name, delta).items():
                 path = relation['params'].get(slot)
-                if path is not None and path in step.learned:
+                if f'gradients/{path}' in step.fields:
                     sums[path] = total((sums.get(path), one))
-        for relation in step.traced:
-            (group,) = relation['groups']
-            D = step.by.formulas(relation['name'])[0]
+        for name, group in step.r.pairs:
+            D = step.by.formulas(name)[0]
             old = chained(lam[group], columns(D)) if group in lam else [None] * len(D)
             now = [
                 None if one is None else weight * one

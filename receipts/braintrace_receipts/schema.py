@@ -7,14 +7,26 @@ what their shape says. What the names mean and which shapes fit each other is ru
 from __future__ import annotations
 
 import json
+import math
+import operator
 import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from itertools import islice
 from typing import Any
 
-from .array_kind import array_problems, canonical_array
-from .errors import MAX_INTEGER, MAX_NAMES, Problem, described, is_finite, is_int, is_number, join
+from .array_kind import canonical_array, number_problems
+from .errors import (
+    MAX_ELEMENTS,
+    MAX_INTEGER,
+    MAX_NAMES,
+    Problem,
+    described,
+    is_finite,
+    is_int,
+    is_number,
+    join,
+)
 
 Problems = Iterator[Problem]
 MOST = 50  # problems that ``check`` tells
@@ -40,7 +52,7 @@ def canonical(value: Any, schema: str) -> Any:
 
 def _problems(schema: dict, value: Any, path: str) -> Problems:
     if schema is ARRAY:
-        yield from array_problems(value, path)
+        yield from _array(value, path)
     elif 'anyOf' in schema:
         yield from _problems(_chosen(schema['anyOf'], value), value, path)
     elif schema.get('type') != NULL:
@@ -75,6 +87,30 @@ def _object(schema: dict, value: Any, path: str) -> Problems:
         if own is others:
             yield from _string({}, name, f'{path} (a key)')
         yield from _problems(own, part, join(path, name))
+
+
+def _array(value: Any, path: str) -> Problems:
+    """An array: the keys of one of its forms, of which the first that is wrong is told; numbers."""
+    if not isinstance(value, dict):
+        yield Problem(path, f'{described(value)} where an array is due')
+        return
+    # the numbers of a file stand in memory beside its name
+    keys = value.keys() - {'data'} if 'file' in value else value.keys()
+    parts = next((parts for due, parts in FORMS if keys == due), None)
+    if parts is None:
+        yield Problem(path, f'an array with the keys {described(list(value))}')
+        return
+    heads = [key for key in parts if key not in ('data', 'sample')]
+    wrong = (one for key in heads for one in _problems(parts[key], value[key], join(path, key)))
+    if first := next(wrong, None):
+        yield first
+    elif (size := math.prod(value['shape'])) > MAX_ELEMENTS:
+        said = (
+            f'{described(value["shape"])} where a shape of at most {MAX_ELEMENTS} elements is due'
+        )
+        yield Problem(join(path, 'shape'), said)
+    else:
+        yield from number_problems(value, size, path)
 
 
 def _list(schema: dict, value: Any, path: str) -> Problems:
@@ -117,11 +153,23 @@ def _integer(schema: dict, value: Any, path: str) -> Problems:
         yield Problem(path, f'{described(value)} is out of range, which starts at {least}')
 
 
+RANGE = {
+    'minimum': (operator.ge, 'from'),
+    'exclusiveMinimum': (operator.gt, 'above'),
+    'exclusiveMaximum': (operator.lt, 'below'),
+}
+
+
 def _number(schema: dict, value: Any, path: str) -> Problems:
     if not is_number(value):
         yield Problem(path, f'{described(value)} where a number is due')
     elif not is_finite(value):
         yield Problem(path, f'{described(value)} is not finite')
+    else:
+        for keyword, (holds, side) in RANGE.items():
+            if keyword in schema and not holds(value, schema[keyword]):
+                said = f'{described(value)} where a number {side} {schema[keyword]} is due'
+                yield Problem(path, said)
 
 
 def _flag(schema: dict, value: Any, path: str) -> Problems:
@@ -189,6 +237,7 @@ def _defined(receipt: dict) -> dict:
 _FILES = {f'braintrace.{name}/1': _read(f'{name}-1.json') for name in ('receipt', 'config')}
 _DEFS = _defined(_FILES['braintrace.receipt/1'])
 ARRAY = _DEFS['array']  # its numbers have a checker of their own
+FORMS = [(set(one['required']), one['properties']) for one in ARRAY['anyOf']]
 SCHEMAS: dict[str, dict] = {
     name: {key: _inlined(part, _DEFS) for key, part in schema.items() if key != '$defs'}
     for name, schema in _FILES.items()

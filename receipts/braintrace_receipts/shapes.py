@@ -38,8 +38,9 @@ SLOT = re.compile('optimizer/state_(?:before|after)/(.*)/[^/]*'), r'params_befor
 OF_LANES = ('inputs', 'targets', 'outputs', 'signals', 'loss', 'factors')
 
 
-def shape_problems(raw: Mapping, shape: Shapes) -> Iterator[Problem]:
-    """What is wrong with the shapes of a receipt, whose keys are right."""
+def shape_problems(raw: Mapping, nodes: list[tuple[str, dict | None]]) -> Iterator[Problem]:
+    """What is wrong with the shapes of the arrays of a receipt, whose keys are right."""
+    shape = {path: tuple(node['shape']) for path, node in nodes if node is not None}
     lanes, opaque = len(raw['lanes']), raw['topology']['cell'] == 'opaque'
     known_slots = (raw['optimizer'] or {}).get('name') in OPTIMIZERS
     alike = [*ALIKE, *([SLOT] if known_slots else [])]

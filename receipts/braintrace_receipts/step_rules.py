@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
-from .bounds import Num, constant, exact, total
-from .cells import Entries, KnownCell
+from .bounds import constant, exact, total
+from .cells import Entries
 from .checks import Check, Gated, Idle
-from .equations import stored
+from .equations import Equations, Made, listed, stored
 from .losses import LOSSES, divisor_of, softmax
-from .primitives import NoFormula
+from .primitives import told
 from .record import FILTER, Record
 
 
-def _cell_of(r: Record) -> KnownCell:
+def _of_cell(r: Record) -> Equations:
+    """The equations of a known cell."""
     if not r.known:
         raise Gated('the engine does not know this cell')
-    return stored(r).cell
+    return stored(r)
+
+
+def _of_loss(r: Record) -> Equations:
+    """The equations of a known loss."""
+    name = r.raw['loss']['name']
+    if name not in LOSSES:
+        raise Gated(f'no formula for the loss {name}')
+    return stored(r)
 
 
 def _at(relation: str, group: str) -> str:
     return f'factors/{relation}/{group}'
-
-
-@contextmanager
-def told(reasons: set[str]) -> Iterator[None]:
-    """Collects why there is no formula; the rest is compared all the same."""
-    try:
-        yield
-    except NoFormula as reason:
-        reasons.add(str(reason))
 
 
 def gate(reasons: set[str]) -> None:
@@ -41,11 +40,10 @@ def gate(reasons: set[str]) -> None:
         raise Gated('; '.join(sorted(reasons)))
 
 
-def entries_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> None:
-    """A stored list, one entry for each state, against another."""
-    for i, num in enumerate(want):
-        at = f'{path}/{i}'
-        c.close(at, None if r.fields.get(at) is None else r[at], num, factors)
+def hold(r: Record, c: Check, made: Made) -> None:
+    """Whether fields are what equations make of others."""
+    for path, num, made_of in made:
+        c.close(path, None if r.fields.get(path) is None else r[path], num, made_of)
 
 
 def known_entries(r: Record, prefix: str) -> Entries:
@@ -66,15 +64,9 @@ def known_entries(r: Record, prefix: str) -> Entries:
 # 1, 11, 12, 18: the loss --------------------------------------------------------------------------
 
 
-def _known_loss(r: Record) -> None:
-    name = r.raw['loss']['name']
-    if name not in LOSSES:
-        raise Gated(f'no formula for the loss {name}')
-
-
 def reduction(r: Record, c: Check) -> None:
     """The divisor is the sum of the mask, or 1."""
-    _known_loss(r)
+    _of_loss(r)
     mask, loss = r.num('loss/mask'), r.raw['loss']
     c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
     want = divisor_of(mask, loss['reduction'])
@@ -92,16 +84,12 @@ def probabilities(r: Record, c: Check) -> None:
 
 def loss_value(r: Record, c: Check) -> None:
     """The loss of each lane and in total."""
-    _known_loss(r)
-    s = stored(r)
-    c.close('loss/per_lane', r['loss/per_lane'], s.lane_losses(), ('outputs', 'targets'))
-    c.close('loss/value', r['loss/value'], s.loss(), ('loss/per_lane', 'loss/mask', 'loss/divisor'))
+    hold(r, c, _of_loss(r).losses())
 
 
 def error(r: Record, c: Check) -> None:
     """The derivative of the loss by the outputs."""
-    _known_loss(r)
-    want = stored(r).loss_slope()
+    want = _of_loss(r).loss_slope()
     c.close('signals/err', r['signals/err'], want, ('outputs', 'targets', 'loss'))
 
 
@@ -112,7 +100,7 @@ def provenance(r: Record, c: Check) -> None:
     """What ops read is their declared source; groups have one ``D``."""
     sources = {name: relation['source'] for name, relation in r.relations.items()}
     if r.known:
-        roles, sent = r.topology['roles'], r.topology['roles'][_cell_of(r).output]
+        roles, sent = r.topology['roles'], r.topology['roles'][stored(r).cell.output]
         sources[roles['recurrent']] = ['inputs', f'carry/{sent}']
         sources[roles['readout']] = [f'new/{sent}']
     for name, source in sources.items():
@@ -132,10 +120,9 @@ def provenance(r: Record, c: Check) -> None:
         own = first.setdefault(group, name)
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
-                path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
-                shared = exact(r[first_path]) if r.fields.get(first_path) is not None else None
-                stored = r[path] if r.fields[path] is not None else None
-                c.close(path, stored, shared, (own,))
+                path, other = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
+                shared = exact(r[other]) if r.fields.get(other) is not None else None
+                hold(r, c, [(path, shared, (own,))])
 
 
 def _source_path(part: str) -> str:
@@ -145,8 +132,7 @@ def _source_path(part: str) -> str:
 
 def constants(r: Record, c: Check) -> None:
     """Decays are those of their times; ``D`` is made of the constants."""
-    _cell_of(r)
-    declared, s = r.constants, stored(r)
+    declared, s = r.constants, _of_cell(r)
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
         if number in declared:
             dt, tau = (constant(declared[name], r.floor) for name in ('dt', time))
@@ -157,7 +143,7 @@ def constants(r: Record, c: Check) -> None:
         for i, row in enumerate(s.formulas(name)[0]):
             if r.groups[group]['states'][i] != FILTER:
                 made_of = ('topology/constants', 'carry_before')
-                entries_close(c, r, f'{_at(name, group)}/D/{i}', row, made_of)
+                hold(r, c, listed(f'{_at(name, group)}/D/{i}', row, made_of))
 
 
 # 2, 3, 33: signals --------------------------------------------------------------------------------
@@ -165,16 +151,10 @@ def constants(r: Record, c: Check) -> None:
 
 def learning_signal(r: Record, c: Check) -> None:
     """``dh``: the readout's pullback, fixed feedback, or the modulator."""
-    _cell_of(r)
-    s, feedback = stored(r), r.algorithm['feedback']
-    readout = s.relation('readout')
-    weight = f'params_before/{readout["params"]["weight"]}'
+    s, feedback = _of_cell(r), r.algorithm['feedback']
     if feedback is not None and feedback['kind'] == 'modulator':
         c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
-    made_of = 'signals/err', weight if feedback is None else 'algorithm/feedback', 'carry_after'
-    entries_close(c, r, f'signals/dh/{s.group}', s.sent_back(), made_of)
-    for own in readout['groups']:
-        entries_close(c, r, f'signals/dh/{own}', [s.error()], ('signals/err',))
+    hold(r, c, s.learning_signals())
 
 
 def step_signals(r: Record, c: Check) -> None:
@@ -182,19 +162,10 @@ def step_signals(r: Record, c: Check) -> None:
     s, missing = stored(r), set[str]()
     if r.known:
         _membrane(r, c)
-    for name, relation in r.relations.items():
-        path, groups = f'signals/dy/{name}', relation['groups']
-        if r.known and not groups:
-            c.close(path, r[path], s.error(), ('err',))
-        elif groups:
-            with told(missing):
-                dy = total((_direct(r, f'dy/{name}'), *s.sent_to(name)))
-                c.close(path, r[path], dy, ('signals/dh', _at(name, groups[0])))
-    first = {group: name for name, group in reversed(r.pairs)}
-    for group, name in first.items():
-        found = s.old_signal(name, group)
-        want = [total((one, _direct(r, f'c/{group}/{i}'))) for i, one in enumerate(found)]
-        entries_close(c, r, f'signals/c/{group}', want, ('signals/dh', 'D'))
+    for name in r.relations:
+        with told(missing):
+            hold(r, c, s.signals(name))
+    hold(r, c, s.old_signals())
     gate(missing)
 
 
@@ -204,14 +175,8 @@ def _membrane(r: Record, c: Check) -> None:
         D, D_f = stored(r).formulas(name)
         at, states = _at(name, group), r.groups[group]['states']
         if states[-1] == FILTER:
-            entries_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
-        entries_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
-
-
-def _direct(r: Record, name: str) -> Num | None:
-    """A part of a signal that reaches the loss without passing a new state."""
-    path = f'signals/direct/{name}'
-    return r.num(path) if r.fields.get(path) is not None else None
+            hold(r, c, listed(f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa')))
+        hold(r, c, listed(f'{at}/D_f', D_f, ('carry_after',)))
 
 
 def trace_correction(r: Record, c: Check) -> None:
@@ -291,13 +256,8 @@ def factored_trace(r: Record, c: Check) -> None:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
     missing = set[str]()
     for name, group in r.pairs:
-        at, path = _at(name, group), f'traces_after/{name}/{group}'
-        before = f'traces_before/{name}/{group}'
         with told(missing):
-            new = stored(r).factored(name, group)
-            if 'x' in new:
-                c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
-            entries_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+            hold(r, c, stored(r).factored(name, group))
     gate(missing)
 
 
@@ -323,38 +283,14 @@ def fresh_start(r: Record, c: Check) -> None:
 
 def gradient(r: Record, c: Check) -> None:
     """The gradient that signals and traces make."""
-    sums, missing = gradients_of(r)
+    sums, missing = stored(r).gradients()
+    made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
     for path, num in sums.items():
         if not r.frozen(path):
-            made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
     gate(missing)
     if not sums:
         raise Gated('no parameter has a factor')
-
-
-def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
-    """The gradient of each parameter that ops alone use, all of which have a formula; and why
-    others have none.
-    """
-    if ('gradients',) in r.kept:
-        return r.kept['gradients',]
-    sums: dict[str, Num] = {}
-    missing, incomplete = set[str](), set[str]()
-    for name, relation in r.relations.items():
-        params, found = relation['params'], None
-        with told(missing):
-            found = stored(r).gradients(name)
-        through = relation.get('options', {}).get('through', ())
-        missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
-        for slot, path in params.items():
-            if found is None or slot in through or slot not in found:
-                incomplete.add(path)
-            else:
-                sums[path] = sums[path] + found[slot] if path in sums else found[slot]
-    whole = {path: one for path, one in sums.items() if path not in incomplete}
-    r.kept['gradients',] = whole, missing
-    return whole, missing
 
 
 # 35: what a trace does not keep -------------------------------------------------------------------
@@ -362,8 +298,7 @@ def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
 
 def dropped_mass(r: Record, c: Check) -> None:
     """The share of the absolute hidden Jacobian that the position-wise trace does not keep."""
-    _cell_of(r)
-    s = stored(r)
+    s = _of_cell(r)
     relation, group, width = s.relation('recurrent'), s.group, r['inputs'].shape[-1]
     weight = r[f'params_before/{relation["params"]["weight"]}'][width:]
     at = _at(relation['name'], group)

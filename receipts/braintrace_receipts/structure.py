@@ -35,7 +35,7 @@ def read(raw: Any) -> tuple[list[Problem], Record | None]:
         if not found:
             found = list(islice(of_names(raw), MOST))
     nodes = [] if found else array_paths(raw)
-    for of_nodes in (_paths, _shapes, _places):
+    for of_nodes in (_paths, shape_problems, _places):
         if not found:
             found = list(islice(of_nodes(raw, nodes), MOST))
     if found:
@@ -99,23 +99,6 @@ def _names(raw: Mapping) -> Problems:
         yield from _known_cell(raw, topology)
 
 
-# The numbers of a receipt by name: decays, times and thresholds, what is from zero on.
-BELOW_ONE = {'leak', 'alpha', 'rho', 'kappa_out', 'kappa', 'decay_x', 'decay_f'}
-BELOW_ONE |= {'momentum', 'b1', 'b2'}
-ABOVE_ZERO = {'dt', 'tau', 'tau_a', 'tau_out', 'theta'}
-FROM_ZERO = {'eps', 'eps_root'}
-
-
-def _ranges(path: str, numbers: Mapping) -> Problems:
-    for name, value in numbers.items():
-        if name in BELOW_ONE and value is not None:
-            yield from _unless(0 <= value < 1, f'{path}/{name}', f'{value}: not in [0, 1)')
-        elif name in ABOVE_ZERO:
-            yield from _unless(value > 0, f'{path}/{name}', f'{value}: not above 0')
-        elif name in FROM_ZERO:
-            yield from _unless(value >= 0, f'{path}/{name}', f'{value}: below 0')
-
-
 def _decays(algorithm: Mapping) -> Problems:
     factored = algorithm['name'] == 'ES_D_RTRL'
     for name in ('decay_x', 'decay_f'):
@@ -123,7 +106,6 @@ def _decays(algorithm: Mapping) -> Problems:
         want = 'a decay in [0, 1)' if factored else 'null: D_RTRL has no decay'
         said = f'{algorithm[name]} where this is due: {want}'
         yield from _unless(right, f'algorithm/{name}', said)
-    yield from _ranges('algorithm', algorithm)
     plain = algorithm['kappa'] == 0 and algorithm['credit'] == 'cut'
     yield from _unless(plain or not factored, 'algorithm', 'ES_D_RTRL has no filter and cut credit')
 
@@ -148,7 +130,13 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
     yield from _sets('carry_before', raw['carry_before'], (roles[role] for role in carried))
     relations = {relation['name']: relation for relation in topology['relations']}
     yield from _sets('topology/relations', relations, (roles['recurrent'], roles['readout']))
-    yield from _constants(constants)
+    surrogate = constants.get('surrogate')
+    if surrogate is not None:
+        at, known = 'topology/constants/surrogate', surrogate['name'] in SURROGATES
+        yield from _unless(known, at, f'{surrogate["name"]}; known are {sorted(SURROGATES)}')
+        if known:
+            due = SURROGATES[surrogate['name']][1]
+            yield from _sets(f'{at}/parameters', surrogate['parameters'], due)
     groups = {group['name']: group for group in topology['groups']}
     states = [roles[state] for state in cell.states]
     states += [FILTER] if raw['algorithm']['kappa'] else []
@@ -168,20 +156,6 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
         else:
             found = groups[relation['groups'][0]]['states']
             yield from _unless(found == own, f'{at}/groups', f'states {found}, not {own}')
-
-
-def _constants(constants: Mapping) -> Problems:
-    yield from _ranges('topology/constants', constants)
-    surrogate = constants.get('surrogate')
-    if surrogate is not None:
-        at = 'topology/constants/surrogate'
-        known = surrogate['name'] in SURROGATES
-        yield from _unless(known, at, f'{surrogate["name"]}; known are {sorted(SURROGATES)}')
-        if known:
-            parameters = surrogate['parameters']
-            yield from _sets(f'{at}/parameters', parameters, SURROGATES[surrogate['name']][1])
-            for name, value in parameters.items():
-                yield from _unless(value > 0, f'{at}/parameters/{name}', f'{value}: not above 0')
 
 
 # lanes and keys -----------------------------------------------------------------------------------
@@ -274,7 +248,6 @@ def _optimizer(optimizer: Mapping) -> Problems:
         return
     known, config = OPTIMIZERS[optimizer['name']], optimizer['config']
     yield from _sets('optimizer/config', set(config) - set(known.may), known.needs)
-    yield from _ranges('optimizer/config', config)
 
 
 def _listed(name: str, found, want) -> Problems:
@@ -297,16 +270,9 @@ def _paths(raw: Mapping, nodes: Nodes) -> Problems:
     yield from _unless(total <= MAX_TOTAL, '', said)
 
 
-def _shapes(raw: Mapping, nodes: Nodes) -> Problems:
-    shapes = {path: tuple(node['shape']) for path, node in nodes if node is not None}
-    yield from shape_problems(raw, shapes)
-
-
 def _places(raw: Mapping, nodes: Nodes) -> Problems:
     """Where the numbers of each array are, and of which dtype."""
-    numeric = raw['numeric']
-    k, dtype = numeric['k'], numeric['dtype']
-    yield from _unless(k is None or k > 0, 'numeric/k', f'{k} is not above 0')
+    dtype = raw['numeric']['dtype']
     for path, node in nodes:
         if node is None:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from pathlib import Path
@@ -14,6 +13,7 @@ import braintrace_receipts
 from braintrace_receipts import errors
 from braintrace_receipts.arrays import array_digest, node
 from braintrace_receipts.schema import SCHEMAS, check
+from making import places, put
 from samples import full
 
 NAMES = list(SCHEMAS)
@@ -44,22 +44,6 @@ JUNK = [
 ]
 
 
-def places(value, path=()):
-    """Each place of a JSON value."""
-    yield path
-    pairs = {dict: dict.items, list: enumerate}.get(type(value), lambda leaf: ())
-    for key, part in pairs(value):
-        yield from places(part, (*path, key))
-
-
-def changed(value, path, new):
-    if not path:
-        return new
-    out = copy.copy(value)
-    out[path[0]] = changed(value[path[0]], path[1:], new)
-    return out
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_a_whole_value_has_no_problem(name):
     assert check(full(name), name) == []
@@ -67,7 +51,15 @@ def test_a_whole_value_has_no_problem(name):
 
 KEYWORDS = {
     *('$schema', '$id', '$defs', '$ref', 'title', 'type', 'const', 'enum', 'pattern', 'maxLength'),
-    *('minimum', 'exclusiveMaximum', 'items', 'maxItems', 'properties', 'required'),
+    *(
+        'minimum',
+        'exclusiveMinimum',
+        'exclusiveMaximum',
+        'items',
+        'maxItems',
+        'properties',
+        'required',
+    ),
     *('additionalProperties', 'anyOf'),
 }
 
@@ -142,7 +134,7 @@ def test_junk_anywhere_is_told_and_raises_nothing():
     for junk in JUNK:
         assert check(junk, RECEIPT)
         for path in draw.sample(spots, 40):
-            for problem in check(changed(value, path, junk), RECEIPT):
+            for problem in check(put(value, path, junk), RECEIPT):
                 assert isinstance(problem.path, str) and 0 < len(problem.message) < 300
 
 
@@ -171,7 +163,7 @@ WRONG = [
 
 @pytest.mark.parametrize(('path', 'new', 'where', 'message'), WRONG)
 def test_a_problem_names_the_place_and_what_is_due(path, new, where, message):
-    (found,) = check(changed(full(RECEIPT), path, new), RECEIPT)
+    (found,) = check(put(full(RECEIPT), path, new), RECEIPT)
     assert found.path == where and message in found.message
 
 
