@@ -9,37 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from braintrace_receipts.arrays import array_of, node
+from braintrace_receipts.arrays import array_of, decimals, node
 from braintrace_receipts.canonical import digest, emit, spec_digest
 from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
+from braintrace_receipts.optimizers import OPTIMIZERS as KNOWN
 from braintrace_receipts.record import FILTER, Record
 from braintrace_receipts.run_rules import chained_root
 from braintrace_receipts.schema import SCHEMAS
-from golden import topology_of
 
+ADAM = {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01}
+MOMENTUM, DECAY = {'lr': 0.1, 'momentum': 0.8}, {'weight_decay': 0.1}
 OPTIMIZERS: dict[str, tuple[str, dict]] = {
     'none': ('', {}),
     'sgd': ('sgd', {'lr': 0.1}),
-    'sgd-decay': ('sgd', {'lr': 0.1, 'weight_decay': 0.1}),
-    'momentum': ('momentum', {'lr': 0.1, 'momentum': 0.8}),
-    'nesterov': ('momentum', {'lr': 0.1, 'momentum': 0.8, 'nesterov': True}),
-    'momentum-decay': ('momentum', {'lr': 0.1, 'momentum': 0.8, 'weight_decay': 0.1}),
-    'adam': ('adam', {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01}),
-    'adam-decay': (
-        'adam',
-        {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'eps_root': 0.01, 'weight_decay': 0.1},
-    ),
-    'adamw-plain': (
-        'adamw',
-        {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.0},
-    ),
-    'adamw': ('adamw', {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.1}),
-}
-SLOTS: dict[str, tuple[str, ...]] = {
-    'momentum': ('trace',),
-    'adam': ('mu', 'nu'),
-    'adamw': ('mu', 'nu'),
+    'sgd-decay': ('sgd', {'lr': 0.1, **DECAY}),
+    'momentum': ('momentum', MOMENTUM),
+    'nesterov': ('momentum', {**MOMENTUM, 'nesterov': True}),
+    'momentum-decay': ('momentum', {**MOMENTUM, **DECAY}),
+    'adam': ('adam', ADAM),
+    'adam-decay': ('adam', {**ADAM, 'eps_root': 0.01, **DECAY}),
+    'adamw-plain': ('adamw', {**ADAM, 'weight_decay': 0.0}),
+    'adamw': ('adamw', {**ADAM, **DECAY}),
 }
 SURROGATES = {
     'sigmoid': {'slope': 2.0},
@@ -79,7 +70,7 @@ def first(
 ) -> dict[str, Any]:
     """The configuration of the first step."""
     rng = np.random.default_rng(seed)
-    topology = topology_for(cell, readout, kappa, frozen, sizes)
+    topology = topology_of(cell, readout, kappa, frozen, sizes)
     constants = topology['constants']
     if cell != 'rnn':
         constants['reset_gradient'] = reset_gradient
@@ -136,26 +127,58 @@ def first(
     }
 
 
-def topology_for(cell, readout, kappa, frozen, sizes) -> dict[str, Any]:
-    """The golden topology with another readout, a filter, frozen parameters."""
-    topology = copy.deepcopy(topology_of(cell))
-    hidden, output = topology['groups']
-    hidden['shape'], output['shape'] = [sizes[1]], [sizes[2]]
-    if kappa:
-        hidden['states'].append(FILTER)
-    topology['readout'] = readout
-    if readout == 'linear':
-        topology['groups'].pop()
-        topology['relations'][1]['groups'] = []
-        del topology['roles']['o'], topology['constants']['tau_out']
-        del topology['constants']['kappa_out']
-        if cell == 'rnn':
-            del topology['constants']['dt']
-        for path in ('W_out', 'b_out'):
-            topology['routes'][path] = {'kind': 'same-step'}
-    for path in frozen:
-        topology['routes'][path] = {'kind': 'frozen', 'reason': 'fixed'}
-    return topology
+def topology_of(cell, readout, kappa, frozen, sizes) -> dict[str, Any]:
+    """A cell in front of a readout; with a filter, or parameters that are frozen."""
+    states = {'rnn': ['h'], 'lif': ['V'], 'alif': ['V', 'a']}[cell]
+    output, leaky = 'h' if cell == 'rnn' else 'z', readout == 'leaky'
+    carried = dict.fromkeys([*states, output, *(['o'] if leaky else [])])
+    groups = [
+        {'name': 'hidden', 'shape': [sizes[1]], 'states': states + [FILTER] * bool(kappa)},
+        {'name': 'output', 'shape': [sizes[2]], 'states': ['o']},
+    ]
+    relations = [
+        {
+            'name': name,
+            'primitive': 'etp_mm',
+            'params': {'weight': weight, 'bias': bias},
+            'groups': own,
+            'source': source,
+        }
+        for name, weight, bias, own, source in (
+            ('recurrent', 'W', 'b', ['hidden'], ['inputs', f'carry/{output}']),
+            ('readout', 'W_out', 'b_out', ['output'] if leaky else [], [f'new/{output}']),
+        )
+    ]
+    routes = {path: {'kind': 'trace'} for path in ('W', 'b')}
+    routes |= {path: {'kind': 'trace' if leaky else 'same-step'} for path in ('W_out', 'b_out')}
+    frozen = {path: {'kind': 'frozen', 'reason': 'fixed'} for path in frozen}
+    return {
+        'cell': cell,
+        'readout': readout,
+        'groups': groups if leaky else groups[:1],
+        'relations': relations,
+        'routes': routes | frozen,
+        'roles': {name: name for name in ('recurrent', 'readout', *carried)},
+        'constants': _constants(cell, leaky),
+    }
+
+
+def _constants(cell: str, leaky: bool) -> dict[str, Any]:
+    spiking = {
+        'dt': 1.0,
+        'tau': 10.0,
+        'alpha': decay(1.0, 10.0),
+        'theta': 0.5,
+        'reset_gradient': True,
+        'surrogate': {'name': 'sigmoid', 'parameters': SURROGATES['sigmoid']},
+    }
+    own = {
+        'rnn': {'leak': 0.7},
+        'lif': spiking,
+        'alif': {**spiking, 'tau_a': 50.0, 'rho': decay(1.0, 50.0), 'beta': 0.2},
+    }[cell]
+    leak = {'dt': 1.0, 'tau_out': 8.0, 'kappa_out': decay(1.0, 8.0)}
+    return {**own, **(leak if leaky else {})}
 
 
 def _started(optimizer: str, shapes, frozen, dtype) -> dict | None:
@@ -163,9 +186,9 @@ def _started(optimizer: str, shapes, frozen, dtype) -> dict | None:
     if not name:
         return None
     slots = {
-        path: {slot: node(np.zeros(shape, dtype)) for slot in SLOTS[name]}
+        path: {slot: node(np.zeros(shape, dtype)) for slot in KNOWN[name].slots}
         for path, shape in shapes.items()
-        if name in SLOTS and path not in frozen
+        if KNOWN[name].slots and path not in frozen
     }
     return {'name': name, 'config': config, 'state_before': {'count': 0, 'slots': slots}}
 
@@ -174,20 +197,15 @@ def steps(config: dict, count: int, reset=(), window: int = 0) -> list[dict]:
     """Steps from a configuration: all lanes start anew before the steps of ``reset``, and the
     optimiser acts at the end of each ``window`` steps.
     """
-    rng = np.random.default_rng(len(config['lanes']) + count)
-    optimizer, records, weights = config['optimizer'], [], []
+    rng, records = np.random.default_rng(len(config['lanes']) + count), []
     for i in range(count):
         config = {**config, **drawn(config, rng), 'step': i}
         config = again(config) if i in reset else config
-        last = not window or i % window == window - 1
-        record = derive({**config, 'optimizer': optimizer if last else None})
+        acts = not window or i % window == window - 1
+        record = derive(config if acts else {**config, 'optimizer': None})
         if window:
-            weights.append(1.0 + 0.5 * (i % 2))
-            _in_window(record, records, weights, window)
+            _in_window(record, records, window)
         records.append(plain(record))
-        if last and optimizer is not None:
-            optimizer = {k: optimizer[k] for k in ('name', 'config')}
-            optimizer['state_before'] = record['optimizer']['state_after']
         config = following(config, record)
     return records
 
@@ -229,42 +247,31 @@ def again(config: dict) -> dict:
 
 def following(config: dict, record: dict) -> dict:
     """The configuration of the next step, but for its data."""
-    config = {k: v for k, v in config.items() if k not in ('initial', 'optimizer')}
+    optimizer = config['optimizer']
+    if record['optimizer'] is not None:
+        optimizer = {**optimizer, 'state_before': record['optimizer']['state_after']}
     return {
-        **config,
+        **{key: value for key, value in config.items() if key != 'initial'},
         'reset': [False] * len(config['lanes']),
         't': [t + 1 for t in record['t']],
         'params_before': record['params_after'],
         'carry_before': record['carry_after'],
         'traces_before': record['traces_after'],
+        'optimizer': optimizer,
     }
 
 
-def _in_window(record: dict, records: list[dict], weights: list[float], length: int) -> None:
-    index = len(records) % length
-    own = weights[-1 - index :] if index else weights[-1:]
-    divisor = float(np.sum([1.0 + 0.5 * (i % 2) for i in range(length)]))
+def _in_window(record: dict, records: list[dict], length: int) -> None:
+    index, weights = len(records) % length, [1.0 + 0.5 * (i % 2) for i in range(length)]
     record['window'] = {
         'index': index,
         'length': length,
         'reduction': 'mean',
-        'weight': weights[-1],
-        'divisor': divisor,
+        'weight': weights[index],
+        'divisor': sum(weights),
     }
-    if index < length - 1:
-        return
-    past = [*records[len(records) - index :], record]
-    record['window']['gradients'] = {
-        path: node(
-            np.asarray(
-                sum(w * array_of(r['gradients'][path]) for w, r in zip(own, past)) / divisor,
-                record['numeric']['dtype'],
-            )
-        )
-        for path in record['gradients']
-    }
-    made = results(record, derive_step(Record(record)).fields)
-    record |= {key: made[key] for key in ('optimizer', 'params_after') if key in made}
+    if index == length - 1:
+        window_sum([*records[len(records) - index :], record])
 
 
 def plain(record: dict) -> dict:
@@ -330,14 +337,8 @@ def numbers(at) -> np.ndarray:
 
 def array(value: Any, like: dict) -> dict:
     """A plain node with other numbers."""
-    flat = np.asarray(value, like['dtype'])
-    return {'shape': list(flat.shape), 'dtype': like['dtype'], 'data': _flat(flat)}
-
-
-def _flat(flat: np.ndarray) -> list:
-    if flat.dtype == np.float32:
-        return [float(str(one)) for one in flat.reshape(-1)]
-    return flat.reshape(-1).tolist()
+    dtype = like['dtype']
+    return {'shape': list(np.shape(value)), 'dtype': dtype, 'data': decimals(value, dtype)}
 
 
 def decay(dt: float, tau: float) -> float:
@@ -350,25 +351,28 @@ def decay(dt: float, tau: float) -> float:
 CONFIG_KEYS = tuple(SCHEMAS['braintrace.config/1']['properties'])
 
 
-def loss_input(record: dict) -> dict:
-    """What a configuration says about the loss."""
-    return {key: record['loss'][key] for key in ('name', 'reduction', 'mask')}
-
-
-def remade(config: dict) -> dict:
-    """A step by the engine out of a configuration that may have the results of another one."""
-    optimizer = config['optimizer']
+def config_of(record: dict, **changes) -> dict:
+    """What a record, or a configuration that has results of another step, says before its step."""
+    config = {key: record[key] for key in CONFIG_KEYS if key in record} | changes
+    loss, optimizer = config['loss'], config['optimizer']
     if optimizer is not None:
         optimizer = {key: optimizer[key] for key in ('name', 'config', 'state_before')}
-    return plain(derive({**config, 'loss': loss_input(config), 'optimizer': optimizer}))
+    loss = {key: loss[key] for key in ('name', 'reduction', 'mask')}
+    return {**config, 'schema': 'braintrace.config/1', 'loss': loss, 'optimizer': optimizer}
+
+
+def remade(record: dict, **changes) -> dict:
+    """The step once more by the engine, out of another configuration."""
+    return plain(derive(config_of(record, **changes)))
 
 
 def window_sum(records: list[dict]) -> None:
-    """The sum over a window, and its update, once more."""
+    """The sum over a window, and its update."""
     windows, last = [r['window'] for r in records], records[-1]
-    for path, old in last['window']['gradients'].items():
+    sums = last['window']['gradients'] = {}
+    for path, like in last['gradients'].items():
         parts = [w['weight'] * array_of(r['gradients'][path]) for w, r in zip(windows, records)]
-        last['window']['gradients'][path] = array(sum(parts) / windows[0]['divisor'], old)
+        sums[path] = array(sum(parts) / windows[0]['divisor'], like)
     updated(last)
 
 

@@ -14,43 +14,24 @@ STEP = 1e-30  # so small that its square is nothing
 
 
 def surrogate(name, parameters, u):
-    p = parameters
-    if name == 'sigmoid':
-        low = math.exp(-abs(p['slope'] * u))
-        return p['slope'] * low / (1 + low) ** 2
-    if name == 'fast_sigmoid':
-        return 1 / (1 + p['slope'] * abs(u)) ** 2
-    if name == 'arctan':
-        return p['slope'] / 2 / (1 + (math.pi / 2 * p['slope'] * u) ** 2)
-    if name == 'triangle':
-        return p['height'] * max(0.0, 1 - abs(u) / p['width'])
-
-    def gauss(x, mean, deviation):
-        top = math.exp(-((x - mean) ** 2) / (2 * deviation**2))
-        return top / (deviation * math.sqrt(2 * math.pi))
-
-    w, s, h = p['width'], p['scale'], p['height']
-    side = gauss(u, w, s * w) + gauss(u, -w, s * w)
-    return (1 + h) * gauss(u, 0, w) - h * side
-
-
-def wide_surrogate(name, p, u):
-    """The same in ``longdouble``, for an array."""
+    """The slope at ``u``, in the format that ``u`` has."""
+    number = type(u)
+    p, pi = {key: number(value) for key, value in parameters.items()}, number(math.pi)
     if name == 'sigmoid':
         low = np.exp(-np.abs(p['slope'] * u))
         return p['slope'] * low / (1 + low) ** 2
     if name == 'fast_sigmoid':
         return 1 / (1 + p['slope'] * np.abs(u)) ** 2
     if name == 'arctan':
-        return p['slope'] / 2 / (1 + (np.longdouble(math.pi) / 2 * p['slope'] * u) ** 2)
+        return p['slope'] / 2 / (1 + (pi / 2 * p['slope'] * u) ** 2)
     if name == 'triangle':
         return p['height'] * np.maximum(0, 1 - np.abs(u) / p['width'])
 
     def gauss(mean, deviation):
         top = np.exp(-((u - mean) ** 2) / (2 * deviation**2))
-        return top / (deviation * np.sqrt(2 * np.longdouble(math.pi)))
+        return top / (deviation * np.sqrt(2 * pi))
 
-    w, s, h = (np.longdouble(p[key]) for key in ('width', 'scale', 'height'))
+    w, s, h = p['width'], p['scale'], p['height']
     return (1 + h) * gauss(0, w) - h * (gauss(w, s * w) + gauss(-w, s * w))
 
 
@@ -58,13 +39,9 @@ def spike(constants, distance):
     """``H(distance)``, whose derivative is the surrogate's at ``distance / theta``."""
     out, theta = np.zeros(distance.shape, complex), constants['theta']
     for at, d in np.ndenumerate(distance):
-        slope = surrogate(**_named(constants['surrogate']), u=d.real / theta) / theta
+        slope = surrogate(**constants['surrogate'], u=d.real / theta) / theta
         out[at] = (1.0 if d.real > 0 else 0.0) + 1j * slope * d.imag
     return out
-
-
-def _named(one):
-    return {'name': one['name'], 'parameters': one['parameters']}
 
 
 def values(tree):

@@ -22,40 +22,20 @@ def fault(rule: int, **how):
     """A good run, the fault that a function puts into it, and the rule that names it."""
 
     def keep(function: Callable[[Run], None]) -> Callable:
-        FAULTS.append(pytest.param(rule, how, function, id=f'{rule}-{function.__name__}'))
+        cell = f'-{how["cell"]}' if rule == 14 and 'cell' in how else ''
+        FAULTS.append(pytest.param(rule, how, function, id=f'{rule}-{function.__name__}{cell}'))
         return function
 
     return keep
 
 
-def change(tree: dict, key, function: Callable) -> None:
-    """Other numbers in an array node."""
-    tree[key] = array(function(numbers(tree[key])), tree[key])
-
-
-def trace(record: dict, when: str = 'after', relation: str = 'recurrent') -> dict:
-    return next(t for t in record[f'traces_{when}'] if t['relation'] == relation)['entries']
-
-
-def factor(record: dict, relation: str = 'recurrent') -> dict:
-    return next(f for f in record['factors'] if f['relation'] == relation)
-
-
 def again(records: Run, i: int, **changes) -> None:
     """Record ``i`` and those behind it as the engine makes them after a change."""
     rng = np.random.default_rng(5)
-    config = {key: records[i][key] for key in making.CONFIG_KEYS if key in records[i]}
-    config |= {'schema': 'braintrace.config/1', **changes}
+    config = making.config_of(records[i], **changes)
     for at in range(i, len(records)):
-        record = making.remade(config)
-        records[at] = record
-        config = {**making.following(config, record), 'step': record['step'] + 1}
-        optimizer = record['optimizer']
-        config['optimizer'] = optimizer and {
-            'name': optimizer['name'],
-            'config': optimizer['config'],
-            'state_before': optimizer['state_after'],
-        }
+        records[at] = making.remade(config)
+        config = making.following(config, records[at]) | {'step': records[at]['step'] + 1}
         config |= making.drawn(config, rng)
 
 
@@ -153,21 +133,91 @@ def written(place: int, formulas: dict) -> Callable[[Run], None]:
     return put
 
 
-for number, said, where, place, formulas in ARRAYS:
+# one number is another one, or one claim ----------------------------------------------------------
+
+# The rule, what is wrong, in which run, at which place, and what stands there: a function of what
+# should.
+LIF, ADAM = {'cell': 'lif'}, {'optimizer': 'adam'}
+STATE = (1, 'optimizer', 'state_after')
+PLACES = [
+    (0, 'a gradient is not finite', {}, (1, 'gradients', 'W', 'data', 2), lambda _: float('nan')),
+    (0, 'a spike is a half', LIF, (1, 'carry_after', 'z', 'data', 0), lambda _: 0.5),
+    (10, 'a record is of another run', {}, (1, 'run_id'), lambda _: 'another'),
+    (12, 'the loss is divided twice', {}, (1, 'loss'),
+     lambda loss: {**loss, 'value': loss['value'] / loss['divisor']}),
+    (15, 'a known cell is called opaque', {}, (1, 'skip'), lambda _: {'basis': 'opaque_cell'}),
+    (16, 'a label is written behind the digest', {'sealed': True}, (1, 'labels'),
+     lambda _: {'title': 'another'}),
+    (19, 'lanes are permuted', {}, (1, 'lanes'), lambda lanes: lanes[::-1]),
+    (20, 'the optimiser s count stands still', ADAM, (*STATE, 'count'), lambda count: count - 1),
+    (20, 'the count of an optimiser that does not use it stands still', {}, (*STATE, 'count'),
+     lambda count: count - 1),
+    (20, 'a parameter has no slot', {'optimizer': 'momentum'}, (*STATE, 'slots'),
+     lambda slots: {path: slots[path] for path in slots if path != 'b'}),
+    (31, 'a lane s clock starts anew', {}, (1, 't', 0), lambda _: 5),
+    (34, 'the decay is of another time constant', LIF, (1, 'topology', 'constants', 'alpha'),
+     lambda _: making.decay(1.0, 9.0)),
+    (36, 'a trainable parameter has no gradient', {}, (1, 'gradients'),
+     lambda grads: {path: grads[path] for path in grads if path != 'W_out'}),
+]  # fmt: skip
+
+
+def replaced(place: tuple, value: Callable) -> Callable[[Run], None]:
+    """Puts something else at a place of a run."""
+
+    def put(run: Run) -> None:
+        *inside, key = place
+        part = making.get(run, inside)
+        part[key] = value(part[key] if isinstance(part, list) else part.get(key))
+
+    return put
+
+
+# a step starts elsewhere, and what follows is consistent ------------------------------------------
+
+
+def moved(nodes: dict, *place, by: Callable = np.zeros_like) -> dict:
+    """Nodes of which one has other numbers."""
+    old = making.get(nodes, place)
+    return making.put(nodes, place, array(by(numbers(old)), old))
+
+
+RESET, WEIGHT = {'steps': 3, 'reset': (1,)}, (0, 'entries', 'weight', 0)
+# The rule, what is wrong, in which run, and what the configuration of its second record is.
+STARTS = [
+    (9, 'parameters come from elsewhere', {}, lambda old, new:
+     {'params_before': moved(new['params_before'], 'W', by=lambda w: w * (1 + 1e-12))}),
+    (10, 'a step is left out', {}, lambda old, new: {'step': 2}),
+    (25, 'the optimiser starts anew', {'optimizer': 'momentum'}, lambda old, new:
+     {'optimizer': {**new['optimizer'], 'state_before': old['optimizer']['state_before']
+      | {'count': new['optimizer']['state_before']['count']}}}),
+    (26, 'the momentum changes on the way', {'optimizer': 'momentum'}, lambda old, new:
+     {'optimizer': {**new['optimizer'], 'config': {'lr': 0.1, 'momentum': 0.9}}}),
+    (26, 'the trace s decay changes on the way', ES, lambda old, new:
+     {'algorithm': {**new['algorithm'], 'decay_f': 0.5}}),
+    (31, 'the trace is lost between two steps', {}, lambda old, new: {'traces_before': []}),
+    (31, 'a part of the trace becomes a zero by structure', {'cell': 'alif'}, lambda old, new:
+     {'traces_before': making.put(new['traces_before'], WEIGHT, None)}),
+    (31, 'the lanes swap their traces', {}, lambda old, new:
+     {'traces_before': moved(new['traces_before'], *WEIGHT, by=lambda e: e[::-1])}),
+    (31, 'the carry starts anew without a reset', {}, lambda old, new:
+     {'carry_before': moved(new['carry_before'], 'h')}),
+    (32, 'the trace is carried over a boundary', RESET, lambda old, new:
+     {'traces_before': old['traces_after']}),
+    (32, 'a lane that was reset does not start at the initial carry', RESET, lambda old, new:
+     {'carry_before': old['carry_after']}),
+]  # fmt: skip
+PUTS = [(*row[:3], replaced(*row[3:])) for row in PLACES]
+PUTS += [
+    (*row, lambda run, changes=changes: again(run, 1, **changes(*run[:2])))
+    for *row, changes in STARTS
+]
+PUTS += [(number, said, how, written(i, made)) for number, said, how, i, made in ARRAYS]
+for number, said, how, function in PUTS:
     name = f'{number}-{said.replace(" ", "_")}'
-    FAULTS.append(pytest.param(number, where, written(place, formulas), id=name))
+    FAULTS.append(pytest.param(number, how, function, id=name))
 
-# one record ---------------------------------------------------------------------------------------
-
-
-@fault(0)
-def a_gradient_is_not_finite(run):
-    run[1]['gradients']['W']['data'][2] = float('nan')
-
-
-@fault(0, cell='lif')
-def a_spike_is_a_half(run):
-    run[1]['carry_after']['z']['data'][0] = 0.5
+# and all others -----------------------------------------------------------------------------------
 
 
 @fault(2, cell='lif', feedback='modulator')
@@ -176,148 +226,23 @@ def the_modulator_is_that_of_the_step_before(run):
     run[1]['algorithm']['feedback']['array'] = before
 
 
-@fault(12)
-def the_loss_is_divided_twice(run):
-    run[1]['loss']['value'] /= run[1]['loss']['divisor']
-
-
-def _without_bias(run):
-    """The forward pass of the last step drops the bias; all that follows is consistent."""
-    last = run[-1]
-    b, update = last['params_before']['b'], last['optimizer']['updates']['b']
-    again(run, len(run) - 1, params_before={**last['params_before'], 'b': array([0.0, 0.0], b)})
-    update = run[-1]['optimizer']['updates']['b']
-    run[-1]['params_before']['b'] = b
-    run[-1]['params_after']['b'] = array(numbers(b) + numbers(update), b)
+@fault(13, window=3, steps=3)
+def a_trace_is_dropped_inside_a_window(run):
+    record = making.remade(run[1], traces_before=[], optimizer=None)  # they are zero then
+    run[1] = {**record, 'window': run[1]['window']}
+    making.window_sum(run)
 
 
 @fault(14)
-def the_forward_pass_drops_a_bias(run):
-    _without_bias(run)
-
-
 @fault(14, cell='lif')
-def the_forward_pass_of_spikes_drops_a_bias(run):
-    _without_bias(run)
-
-
 @fault(14, cell='alif', readout='linear', algorithm='ES_D_RTRL')
-def the_forward_pass_of_adapting_spikes_drops_a_bias(run):
-    _without_bias(run)
-
-
-@fault(15)
-def a_known_cell_is_called_opaque(run):
-    run[1]['skip'] = {'basis': 'opaque_cell'}
-
-
-@fault(16, sealed=True)
-def a_label_is_written_behind_the_digest(run):
-    run[1]['labels'] = {'title': 'another'}
-
-
-@fault(18)
-def the_batch_is_summed_where_a_mean_is_declared(run):
-    again(run, 1, loss={**making.loss_input(run[1]), 'reduction': 'sum'})
-    run[1]['loss']['reduction'] = 'mean'
-
-
-@fault(20, optimizer='adam')
-def the_optimiser_s_count_stands_still(run):
-    run[1]['optimizer']['state_after']['count'] -= 1
-
-
-@fault(20)
-def the_count_of_an_optimiser_that_does_not_use_it_stands_still(run):
-    run[1]['optimizer']['state_after']['count'] -= 1
-
-
-@fault(20, optimizer='momentum')
-def a_parameter_has_no_slot(run):
-    del run[1]['optimizer']['state_after']['slots']['b']
-
-
-@fault(24, optimizer='adam')
-def the_bias_correction_counts_one_step_too_few(run):
-    count = run[1]['optimizer']['state_before']['count']
-    off = (1 - 0.8 ** (count + 1)) / (1 - 0.8**count)
-    change(run[1]['optimizer']['updates'], 'W', lambda u: u * off)
-
-
-@fault(32, steps=3, reset=(1,))
-def the_trace_is_carried_over_a_boundary(run):
-    again(run, 1, traces_before=run[0]['traces_after'])
-
-
-@fault(32, steps=3, reset=(1,))
-def a_lane_that_was_reset_does_not_start_at_the_initial_carry(run):
-    again(run, 1, carry_before=run[0]['carry_after'])
-
-
-@fault(34, cell='lif')
-def the_readout_s_trace_decays_as_the_membrane(run):
-    alpha = run[1]['topology']['constants']['alpha']
-    again(run, 1)
-    before = numbers(trace(run[1], 'before', 'readout')['weight'][0])
-    x = numbers(factor(run[1], 'readout')['x'])
-    change(factor(run[1], 'readout')['D'][0], 0, lambda D: np.full_like(D, alpha))
-    change(
-        trace(run[1], 'after', 'readout')['weight'],
-        0,
-        lambda e: alpha * before + x[:, :, None] * np.ones(2),
-    )
-
-
-@fault(34, cell='lif')
-def the_decay_is_of_another_time_constant(run):
-    run[1]['topology']['constants']['alpha'] = making.decay(1.0, 9.0)
-
-
-@fault(36)
-def a_trainable_parameter_has_no_gradient(run):
-    del run[1]['gradients']['W_out']
-
-
-@fault(36)
-def a_parameter_has_no_route(run):
-    for record in run:
-        del record['topology']['routes']['b']
-        record['spec_digest'] = spec_digest(record)
-
-
-# between records ----------------------------------------------------------------------------------
-
-
-@fault(9)
-def parameters_come_from_elsewhere(run):
-    params = dict(run[1]['params_before'])
-    change(params, 'W', lambda w: w * (1 + 1e-12))
-    again(run, 1, params_before=params)
-
-
-@fault(10)
-def a_step_is_left_out(run):
-    again(run, 1, step=2)
-
-
-@fault(10)
-def a_record_is_of_another_run(run):
-    run[1]['run_id'] = 'another'
-
-
-@fault(13, window=3, steps=3)
-def a_trace_is_dropped_inside_a_window(run):
-    zero = copy.deepcopy(run[1]['traces_before'])
-    for one in zero:
-        for entries in one['entries'].values():
-            for entry in entries:
-                entry['data'] = [0.0] * len(entry['data'])
-    config = {key: run[1][key] for key in making.CONFIG_KEYS if key in run[1]}
-    record = making.remade(
-        {**config, 'schema': 'braintrace.config/1', 'traces_before': zero, 'optimizer': None}
-    )
-    run[1] = {**record, 'window': run[1]['window']}
-    making.window_sum(run)
+def the_forward_pass_of_the_last_step_drops_a_bias(run):
+    """All that follows is consistent."""
+    b = run[-1]['params_before']['b']
+    again(run, len(run) - 1, params_before=moved(run[-1]['params_before'], 'b'))
+    update = run[-1]['optimizer']['updates']['b']
+    run[-1]['params_before']['b'] = b
+    run[-1]['params_after']['b'] = array(numbers(b) + numbers(update), b)
 
 
 @fault(17, sealed=True, steps=3)
@@ -325,10 +250,17 @@ def records_are_sealed_in_another_order(run):
     run[2]['digests']['root'] = making.seal(run[:2][::-1] + run[2:])[2]['digests']['root']
 
 
+@fault(18)
+def the_batch_is_summed_where_a_mean_is_declared(run):
+    again(run, 1, loss={**run[1]['loss'], 'reduction': 'sum'})
+    run[1]['loss']['reduction'] = 'mean'
+
+
 @fault(18, window=3, steps=3)
 def a_window_s_sum_is_not_divided(run):
-    for path in run[2]['window']['gradients']:
-        change(run[2]['window']['gradients'], path, lambda g: g * run[2]['window']['divisor'])
+    window = run[2]['window']
+    for path, node in window['gradients'].items():
+        window['gradients'][path] = array(numbers(node) * window['divisor'], node)
     making.updated(run[2])
 
 
@@ -347,63 +279,32 @@ def a_step_of_a_window_is_left_out(run):
     run[1]['step'] = 1
 
 
-@fault(19)
-def lanes_are_permuted(run):
-    run[1]['lanes'] = run[1]['lanes'][::-1]
+@fault(24, optimizer='adam')
+def the_bias_correction_counts_one_step_too_few(run):
+    optimizer = run[1]['optimizer']
+    count = optimizer['state_before']['count']
+    off = (1 - 0.8 ** (count + 1)) / (1 - 0.8**count)
+    optimizer['updates'] = moved(optimizer['updates'], 'W', by=lambda u: u * off)
 
 
-@fault(25, optimizer='momentum')
-def the_optimiser_starts_anew(run):
-    slots = copy.deepcopy(run[1]['optimizer']['state_before'])
-    for one in slots['slots'].values():
-        change(one, 'trace', np.zeros_like)
-    kept = {key: run[1]['optimizer'][key] for key in ('name', 'config')}
-    again(run, 1, optimizer={**kept, 'state_before': slots})
+@fault(34, cell='lif')
+def the_readout_s_trace_decays_as_the_membrane(run):
+    alpha, at = run[1]['topology']['constants']['alpha'], 'readout/output'
+    again(run, 1)
+    formulas = {
+        f'factors/{at}/D/0/0': lambda r: 0 * r['outputs'] + alpha,
+        f'traces_after/{at}/weight/0': lambda r: (
+            alpha * r[f'traces_before/{at}/weight/0'] + outer(r[f'factors/{at}/x'], np.ones((2, 2)))
+        ),
+    }
+    written(1, formulas)(run)
 
 
-@fault(26, optimizer='momentum')
-def the_momentum_changes_on_the_way(run):
-    state = {'name': 'momentum', 'state_before': run[1]['optimizer']['state_before']}
-    again(run, 1, optimizer={**state, 'config': {'lr': 0.1, 'momentum': 0.9}})
-
-
-@fault(26, algorithm='ES_D_RTRL')
-def the_trace_s_decay_changes_on_the_way(run):
-    again(run, 1, algorithm={**run[1]['algorithm'], 'decay_f': 0.5})
-
-
-@fault(31)
-def the_trace_is_lost_between_two_steps(run):
-    zero = copy.deepcopy(run[1]['traces_before'])
-    for entries in (one['entries']['weight'] for one in zero):
-        change(entries, 0, np.zeros_like)
-    again(run, 1, traces_before=zero)
-
-
-@fault(31, cell='alif')
-def a_part_of_the_trace_becomes_a_zero_by_structure(run):
-    traces = copy.deepcopy(run[1]['traces_before'])
-    traces[0]['entries']['weight'][0] = None
-    again(run, 1, traces_before=traces)
-
-
-@fault(31)
-def the_lanes_swap_their_traces(run):
-    traces = copy.deepcopy(run[1]['traces_before'])
-    change(traces[0]['entries']['weight'], 0, lambda e: e[::-1])
-    again(run, 1, traces_before=traces)
-
-
-@fault(31)
-def the_carry_starts_anew_without_a_reset(run):
-    carry = dict(run[1]['carry_before'])
-    change(carry, 'h', np.zeros_like)
-    again(run, 1, carry_before=carry)
-
-
-@fault(31)
-def a_lane_s_clock_starts_anew(run):
-    run[1]['t'][0] = 5
+@fault(36)
+def a_parameter_has_no_route(run):
+    for record in run:
+        del record['topology']['routes']['b']
+        record['spec_digest'] = spec_digest(record)
 
 
 @pytest.mark.tier(quick=20)

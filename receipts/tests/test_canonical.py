@@ -166,18 +166,11 @@ def test_a_file_that_is_not_the_named_one_is_refused(tmp_path):
         archive.writestr('x.npy', b'\x93NUMPY\x02\x00' + b'\xff' * 4 + b' ' * 99)
     np.savez(tmp_path / 'many.npz', **{f'{"x" * 200}{i}': 0 for i in range(4000)})
     receipt = full('braintrace.receipt/1')
+    names = ('none', 'link', 'pipe', 'bomb', 'head', 'many', 'text', 'pickled', 'short')
     for change, code in [
         ({'file': '../a.npz'}, None),
         ({'file': str(tmp_path / 'a.npz')}, None),
-        ({'file': 'none.npz'}, 'file'),
-        ({'file': 'link.npz'}, 'file'),
-        ({'file': 'pipe.npz'}, 'file'),
-        ({'file': 'bomb.npz'}, 'file'),
-        ({'file': 'head.npz'}, 'file'),
-        ({'file': 'many.npz'}, 'file'),
-        ({'file': 'text.npz'}, 'file'),
-        ({'file': 'pickled.npz'}, 'file'),
-        ({'file': 'short.npz'}, 'file'),
+        *(({'file': f'{name}.npz'}, 'file') for name in names),
         ({'key': 'y'}, 'file'),
         ({'shape': [10**12]}, None),
         ({'shape': [50, 100]}, 'file'),

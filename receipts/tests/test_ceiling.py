@@ -16,7 +16,7 @@ from braintrace_receipts.bounds import UNIT, Num, exact, far
 from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
 from braintrace_receipts.record import Record
-from braintrace_receipts.schema import SCHEMAS
+from braintrace_receipts.schema import with_arrays
 from making import array, numbers
 
 FOLDER = Path(verifier.__file__).parent
@@ -170,87 +170,58 @@ class Spiking:
         return self.slope * (F32(1) / (F32(1) + small)) * (small / (F32(1) + small))
 
     def step(self, weight):
-        """One step with new data; the receipt's fields by name."""
+        """One step with new data: the arrays of its receipt by path."""
         c, w, old = self.constants, self.weights, self.carry
         theta, one = c['theta'], F32(1)
         x_in = self.rng.standard_normal((self.lanes, self.inputs)).astype(F32)
         target = self.rng.standard_normal((self.lanes, w['W_out'].shape[1])).astype(F32)
-        mask = np.full(self.lanes, weight, F32)
+        mask = np.full(self.lanes, F32(weight) / F32(self.lanes))
         x = np.concatenate([x_in, old['z']], 1)
         V = c['alpha'] * old['V'] + (x @ w['W'] + w['b']) - theta * old['z']
         z = (V > theta).astype(F32)
         o = c['kappa_out'] * old['o'] + (z @ w['W_out'] + w['b_out'])
         D = c['alpha'] - theta * (self.psi((old['V'] - theta) / theta) / theta)
         per_lane = F32(0.5) * np.sum((o - target) ** 2, -1, dtype=F32)
-        divisor = F32(self.lanes)
-        err = (o - target) * (mask[:, None] / divisor)
+        err = (o - target) * mask[:, None]
         dh = (err @ w['W_out'].T) * (self.psi((V - theta) / theta) / theta)
-        kappa = np.full(o.shape, c['kappa_out'], F32)
-        before = {k: [e.copy() for e in v] for k, v in self.traces.items()}
-        grads, signals = {}, {'recurrent': (x, D, dh), 'readout': (z, kappa, err)}
-        for name, (read, keep, sent) in signals.items():
-            we, be = before[name]
-            back = sent * keep
-            paths = ('W', 'b') if name == 'recurrent' else ('W_out', 'b_out')
-            grads[paths[0]] = read.T @ sent + np.sum(back[:, None] * we, 0, dtype=F32)
-            grads[paths[1]] = np.sum(sent, 0, dtype=F32) + np.sum(back * be, 0, dtype=F32)
-            self.traces[name] = [keep[:, None] * we + read[:, :, None], keep * be + one]
-        made = dict(x=x, V=V, z=z, o=o, D=D, err=err, dh=dh, grads=grads, before=before)
-        made |= dict(kappa=kappa, per_lane=per_lane, old=old, x_in=x_in, target=target, mask=mask)
-        self.carry = {'V': V, 'z': z, 'o': o}
-        return {**made, 'value': np.sum(mask * per_lane, dtype=F32) / divisor}
+        kappa, self.carry = np.full(o.shape, c['kappa_out'], F32), {'V': V, 'z': z, 'o': o}
+        fields = {'inputs': x_in, 'targets': target, 'outputs': o, 'signals/err': err}
+        fields |= {'loss/mask': mask, 'loss/per_lane': per_lane}
+        for name in old:
+            fields |= {f'carry_before/{name}': old[name], f'carry_after/{name}': self.carry[name]}
+        for name, group, paths, read, keep, sent in (
+            ('recurrent', 'hidden', ('W', 'b'), x, D, dh),
+            ('readout', 'output', ('W_out', 'b_out'), z, kappa, err),
+        ):
+            (we, be), back = self.traces[name], sent * keep
+            after = [keep[:, None] * we + read[:, :, None], keep * be + one]
+            fields |= {
+                f'factors/{name}/{group}/x': read,
+                f'factors/{name}/{group}/D_f/0': np.ones_like(keep),
+                f'factors/{name}/{group}/D/0/0': keep,
+                f'signals/dh/{group}/0': sent,
+                f'signals/c/{group}/0': back,
+                f'signals/dy/{name}': sent,
+                f'gradients/{paths[0]}': read.T @ sent + np.sum(back[:, None] * we, 0, dtype=F32),
+                f'gradients/{paths[1]}': np.sum(sent, 0, dtype=F32) + np.sum(back * be, 0),
+            }
+            for when, entries in (('before', self.traces[name]), ('after', after)):
+                for slot, entry in zip(('weight', 'bias'), entries):
+                    fields[f'traces_{when}/{name}/{group}/{slot}/0'] = entry
+            self.traces[name] = after
+        return fields
+
+    def receipt(self, fields, t):
+        """The float32 numbers in the places of a derived receipt."""
+        record = derive(self.config | making.drawn(self.config, self.rng))
+        record = with_arrays(record, lambda path, old: verifier.node(fields.get(path, old['data'])))
+        value = np.sum(fields['loss/mask'] * fields['loss/per_lane'], dtype=F32)
+        record['loss']['value'] = float(value)
+        return making.plain(record | {'t': [t] * self.lanes})
 
 
 def _real(value):
     return isinstance(value, float) and not isinstance(value, bool)
-
-
-def receipt_of(net, made, t):
-    """The float32 numbers in the places of a derived receipt."""
-    node = verifier.node
-    config = {
-        k: v for k, v in net.config.items() if k in SCHEMAS['braintrace.config/1']['properties']
-    }
-    traces = [
-        {
-            'relation': name,
-            'group': group,
-            'entries': {
-                'weight': [node(made['before'][name][0])],
-                'bias': [node(made['before'][name][1])],
-            },
-        }
-        for name, group in (('recurrent', 'hidden'), ('readout', 'output'))
-    ]
-    config |= {
-        't': [t] * net.lanes,
-        'inputs': node(made['x_in']),
-        'targets': node(made['target']),
-        'carry_before': {k: node(v) for k, v in made['old'].items()},
-        'traces_before': traces,
-        'loss': {
-            'name': 'half_mse',
-            'reduction': 'sum',
-            'mask': node(made['mask'] / F32(net.lanes)),
-        },
-        'optimizer': None,
-    }
-    record = derive(config)
-    sums = {'recurrent': ('dh', 'D', 'x'), 'readout': ('err', 'kappa', 'z')}
-    for factor, trace in zip(record['factors'], record['traces_after'], strict=True):
-        name, group = factor['relation'], factor['group']
-        sent, keep, x = (made[key] for key in sums[name])
-        factor['x'], factor['D'] = node(x), [[node(keep)]]
-        factor['D_f'] = [node(np.ones_like(keep))]
-        trace['entries'] = {k: [node(v)] for k, v in zip(('weight', 'bias'), net.traces[name])}
-        record['signals']['dh'][group] = [node(sent)]
-        record['signals']['c'][group] = [node(sent * keep)]
-        record['signals']['dy'][name] = node(sent)
-    record['carry_after'] = {k: node(made[k]) for k in ('V', 'z', 'o')}
-    record['outputs'], record['signals']['err'] = node(made['o']), node(made['err'])
-    record['gradients'] = {k: node(v) for k, v in made['grads'].items()}
-    record['loss'] |= {'per_lane': node(made['per_lane']), 'value': float(made['value'])}
-    return making.plain(record)
 
 
 @pytest.fixture(scope='module')
@@ -265,7 +236,7 @@ def spiking():
     net = Spiking(config, rng)
     for _ in range(50):
         net.step(0.01)
-    record = receipt_of(net, net.step(0.01), 50)
+    record = net.receipt(net.step(0.01), 50)
     rate = np.mean(net.carry['z'])
     assert 0.02 < rate < 0.9, rate
     return record
@@ -301,13 +272,11 @@ def at_threshold(distance):
     machine that saw the other spike there.
     """
     (record,) = making.run('lif', dtype='float32', optimizer='none', steps=1)
-    config = {key: record[key] for key in making.CONFIG_KEYS if key in record}
-    constants, carry = record['topology']['constants'], config['carry_before']
+    constants, carry = record['topology']['constants'], record['carry_before']
     old, new = (numbers(record[f'carry_{when}']['V']) for when in ('before', 'after'))
     missing = constants['theta'] + distance - new[0, 0]
     old[0, 0] += missing / constants['alpha']
-    carry = {**carry, 'V': array(old, carry['V'])}
-    good = making.remade({**config, 'schema': 'braintrace.config/1', 'carry_before': carry})
+    good = making.remade(record, carry_before={**carry, 'V': array(old, carry['V'])})
     other = copy.deepcopy(good)
     spikes = numbers(good['carry_after']['z'])
     spikes[0, 0] = 1 - spikes[0, 0]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import golden
-from braintrace_receipts import __version__, command, printing, structure
-from braintrace_receipts.arrays import array_digest, array_of, decimals
+from braintrace_receipts import __version__, arrays, command, printing, structure
+from braintrace_receipts.arrays import array_of, node
 from braintrace_receipts.canonical import digest, emit, parse, parse_run
 from braintrace_receipts.checks import Failure
 from braintrace_receipts.claims import signed
@@ -122,20 +122,19 @@ def test_consistent_passes_where_it_is_accepted(call):
     assert json.loads(call('verify', '-', '--json', stdin=unknown_loss())[1])['ok'] is False
 
 
-def sampled():
-    value = receipt()
-    node = value['inputs']
-    array = np.asarray(array_of(node), np.float32)
-    pairs = [[i, v] for i, v in enumerate(decimals(array, 'float32'))]
-    head = {key: node[key] for key in ('shape', 'dtype')}
-    return {**value, 'inputs': {**head, 'sha256': array_digest(array), 'sample': pairs}}
+@pytest.fixture
+def inputs(monkeypatch):
+    """The inputs of the receipt, in a world where these are a large array."""
+    for module in (arrays, structure):
+        monkeypatch.setattr(module, 'INLINE', 4)
+    return np.float32(array_of(receipt()['inputs']))
 
 
-def test_strict_fails_on_samples_and_ties(call, monkeypatch):
-    monkeypatch.setattr(structure, 'INLINE', 4)  # a sample is taken of larger arrays alone
+def test_strict_fails_on_samples_and_ties(call, inputs, monkeypatch):
+    sampled = {**receipt(), 'inputs': node(inputs, arrays='sample')}
     options = ('verify', '-', '--accept', 'consistent')
-    assert call(*options, stdin=sampled())[0] == 0
-    code, out, _ = call(*options, '--strict', stdin=sampled())
+    assert call(*options, stdin=sampled)[0] == 0
+    code, out, _ = call(*options, '--strict', stdin=sampled)
     assert code == 1 and 'sampled arrays: 1' in ' '.join(out.split())
     tied = Result(True, 'rederived', (), {0: 1}, {}, ties=2, doubts=('ties: 2',))
     monkeypatch.setattr(command, 'reconcile', lambda *_, **__: tied)
@@ -156,17 +155,12 @@ def test_a_key_asks_for_signatures(call):
     assert call('verify', '-', '--key', 'none', stdin=value)[0] == 2
 
 
-def test_arrays_stand_in_files_beside_the_receipt(call, tmp_path):
-    value = receipt()
-    node = value['inputs']
-    array = np.asarray(array_of(node), np.float32)
-    head = {'shape': node['shape'], 'dtype': 'float32', 'sha256': array_digest(array)}
-    filed = {**head, 'file': 'a.npz', 'key': 'inputs', 'data': array}
+def test_arrays_stand_in_files_beside_the_receipt(call, inputs, tmp_path):
+    filed = node(inputs, 'inputs', arrays='npz', file='a.npz')
     write_files({'inputs': filed}, tmp_path)
-    value['inputs'] = filed
-    Path('one.jsonl').write_bytes(emit(value))
+    Path('one.jsonl').write_bytes(emit({**receipt(), 'inputs': filed}))
     assert call('verify', str(tmp_path / 'one.jsonl'))[0] == 0
-    write_files({'inputs': {**filed, 'data': array + 1}}, tmp_path)
+    write_files({'inputs': {**filed, 'data': inputs + 1}}, tmp_path)
     code, _, err = call('verify', 'one.jsonl')
     assert code == 2 and 'another sha256' in err
     Path('a.npz').unlink()

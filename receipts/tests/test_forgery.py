@@ -11,7 +11,6 @@ import pytest
 import making
 from braintrace_receipts import reconcile_run
 from braintrace_receipts.canonical import spec_digest
-from braintrace_receipts.derivation import derive
 from making import array, numbers
 
 HONEST = ('rnn', 'lif', 'alif')
@@ -26,14 +25,11 @@ def moved(records, path, shift):
     found, after = [], None
     for record in copy.deepcopy(records):
         if after is not None:
-            config = {key: record[key] for key in making.CONFIG_KEYS if key in record}
-            carried = {'params_before': after, 'carry_before': found[-1]['carry_after']}
-            traces = {'traces_before': found[-1]['traces_after']}
-            record = making.remade({**config, **carried, **traces, 'schema': 'braintrace.config/1'})
-        gradient, lr = (
-            numbers(record['gradients'][path]) + shift,
-            record['optimizer']['config']['lr'],
-        )
+            last = found[-1]
+            carried = {f'{name}_before': last[f'{name}_after'] for name in ('carry', 'traces')}
+            record = making.remade(record, params_before=after, **carried)
+        gradient = numbers(record['gradients'][path]) + shift
+        lr = record['optimizer']['config']['lr']
         update, before = np.float32(-lr * gradient), numbers(record['params_before'][path])
         like = record['gradients'][path]
         record['gradients'][path] = array(gradient, like)
@@ -56,11 +52,8 @@ def opposite(size):
         drawn['targets'] = array(targets, drawn['targets'])
         drawn['loss']['mask'] = array(np.ones(2), drawn['loss']['mask'])
         config |= {**drawn, 'step': step}
-        record = making.plain(derive(config))
-        records.append(record)
-        state = {k: config['optimizer'][k] for k in ('name', 'config')}
-        state['state_before'] = record['optimizer']['state_after']
-        config = {**making.following(config, record), 'optimizer': state}
+        records.append(making.remade(config))
+        config = making.following(config, records[-1])
     return records
 
 
@@ -111,13 +104,11 @@ def walked(steps, share):
     config['optimizer']['config'] = {'lr': 0.0}
     rng, records = np.random.default_rng(0), []
     for step in range(steps):
-        record = derive(config | {**making.drawn(config, rng), 'step': step})
+        record = making.remade(config, **making.drawn(config, rng), step=step)
         for path, node in record['params_before'].items():
             record['params_after'][path] = array(numbers(node) * (1 + share), node)
         records.append(making.plain(record))
-        state = {'name': 'sgd', 'config': {'lr': 0.0}}
-        state['state_before'] = records[-1]['optimizer']['state_after']
-        config = {**making.following(config, records[-1]), 'optimizer': state}
+        config = making.following(config, records[-1])
     return records
 
 

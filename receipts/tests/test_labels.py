@@ -8,6 +8,7 @@ import pytest
 
 import making
 from braintrace_receipts import reconcile, reconcile_run
+from making import get, put
 
 WORDS = st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4)
 SOURCE = {'framework': 'pytorch', 'version': '2'}
@@ -18,14 +19,8 @@ NOTES = {'source': SOURCE, 'import_provenance': IMPORT, 'helper': CLAIMS, 'label
 
 def bad(records):
     """A run with a flipped gradient."""
-    gradients = {
-        **records[1]['gradients'],
-        'W': {
-            **records[1]['gradients']['W'],
-            'data': [-g for g in records[1]['gradients']['W']['data']],
-        },
-    }
-    return [records[0], {**records[1], 'gradients': gradients}]
+    at = (1, 'gradients', 'W', 'data')
+    return put(records, at, [-g for g in get(records, at)])
 
 
 def judged(records):
@@ -110,39 +105,19 @@ def renamed(value, names):
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def with_names(names):
-    config = making.first('lif', optimizer='momentum')
-    topology = config['topology']
-    topology['relations'] = [
-        {
-            **relation,
-            'name': names.get(relation['name'], relation['name']),
-            'groups': [names.get(group, group) for group in relation['groups']],
-            'params': {k: names.get(v, v) for k, v in relation['params'].items()},
-        }
-        for relation in topology['relations']
-    ]
-    for group in topology['groups']:
-        group['name'] = names.get(group['name'], group['name'])
-    for role in ('recurrent', 'readout'):
-        topology['roles'][role] = names.get(topology['roles'][role], topology['roles'][role])
-    topology['routes'] = renamed(topology['routes'], names)
-    config['params_before'] = renamed(config['params_before'], names)
-    config['optimizer']['state_before']['slots'] = renamed(
-        config['optimizer']['state_before']['slots'], names
-    )
-    return config
+def with_names(value, names):
+    """A record or a configuration with other names of what is no key of the format."""
+    old = value['topology']
+    topology = {key: renamed(one, names) for key, one in old.items()}
+    topology['roles'] = {role: names.get(own, own) for role, own in old['roles'].items()}
+    return {**renamed(value, names), 'topology': topology}
 
 
 def test_names_may_have_slashes_unless_two_fields_have_one_path():
     names = {'W': 'net/W', 'W_out': 'net/out/W', 'hidden': 'net/cell', 'recurrent': 'net/W'}
-    run = making.steps(with_names(names), 2)
+    run = making.steps(with_names(making.first('lif', optimizer='momentum'), names), 2)
     assert reconcile_run(run).verdict == 'rederived'
     names = {'recurrent': 'a', 'hidden': 'b/c', 'readout': 'a/b', 'output': 'c'}
     (record,) = making.run('lif', steps=1)
-    roles = {**record['topology']['roles'], 'recurrent': 'a', 'readout': 'a/b'}
-    record = renamed(record, names)
-    topology = {key: one for key, one in record['topology'].items() if key != 'a/b'}
-    record['topology'] = {**topology, 'roles': roles, 'readout': 'leaky'}
-    (first, *_) = reconcile(record).failures
+    (first, *_) = reconcile(with_names(record, names)).failures
     assert first.rule == 0 and 'two names that make one path' in first.hint
