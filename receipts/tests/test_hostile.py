@@ -47,12 +47,6 @@ def test_a_line_of_too_many_parts_is_refused_before_it_is_read(raw):
     assert seconds(refused, raw) < 0.5
 
 
-def test_a_text_has_a_largest_length():
-    record = parse(generate('rnn', 1))
-    (problem,) = verifier.check({**record, 'run_id': 'x' * 2000}, 'braintrace.receipt/1')
-    assert problem.message == 'a text of 2000 letters, more than 1000'
-
-
 def many_parameters(n):
     record = parse(generate('rnn', 1))
     for name in ('params_before', 'params_after'):

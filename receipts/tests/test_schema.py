@@ -141,6 +141,9 @@ def test_junk_anywhere_is_told_and_raises_nothing():
 WRONG = [
     (('step',), True, 'step', 'true where an integer is due'),
     (('step',), -1, 'step', '-1 is out of range'),
+    (('run_id',), 'x' * 2000, 'run_id', 'a text of 2000 letters, more than 1000'),
+    (('algorithm', 'decay_x'), 1.0, 'algorithm.decay_x', '1.0 where a number below 1 is due'),
+    (('numeric', 'k'), 0, 'numeric.k', '0 where a number above 0 is due'),
     (('lanes', 0), 10**30, 'lanes[0]', 'an integer of 100 bits'),
     (('numeric', 'k'), '8', 'numeric.k', "'8' where a number is due"),
     (('loss', 'value'), float('nan'), 'loss.value', 'nan is not finite'),
