@@ -96,18 +96,16 @@ def _array(value: Any, path: str) -> Problems:
         return
     # the numbers of a file stand in memory beside its name
     keys = value.keys() - {'data'} if 'file' in value else value.keys()
-    parts = next((parts for due, parts in FORMS if keys == due), None)
-    if parts is None:
+    heads = next((heads for due, heads in FORMS if keys == due), None)
+    if heads is None:
         yield Problem(path, f'an array with the keys {described(list(value))}')
         return
-    heads = [key for key in parts if key not in ('data', 'sample')]
-    wrong = (one for key in heads for one in _problems(parts[key], value[key], join(path, key)))
-    if first := next(wrong, None):
-        yield first
-    elif (size := math.prod(value['shape'])) > MAX_ELEMENTS:
-        said = (
-            f'{described(value["shape"])} where a shape of at most {MAX_ELEMENTS} elements is due'
-        )
+    for key, part in heads:
+        for first in _problems(part, value[key], f'{path}.{key}'):
+            yield first
+            return
+    if (size := math.prod(value['shape'])) > MAX_ELEMENTS:
+        said = f'{described(value["shape"])}: an array has at most {MAX_ELEMENTS} elements'
         yield Problem(join(path, 'shape'), said)
     else:
         yield from number_problems(value, size, path)
@@ -237,7 +235,11 @@ def _defined(receipt: dict) -> dict:
 _FILES = {f'braintrace.{name}/1': _read(f'{name}-1.json') for name in ('receipt', 'config')}
 _DEFS = _defined(_FILES['braintrace.receipt/1'])
 ARRAY = _DEFS['array']  # its numbers have a checker of their own
-FORMS = [(set(one['required']), one['properties']) for one in ARRAY['anyOf']]
+NUMBERS = ('data', 'sample')
+FORMS = [
+    ({*parts}, [(key, part) for key, part in parts.items() if key not in NUMBERS])
+    for parts in (one['properties'] for one in ARRAY['anyOf'])
+]
 SCHEMAS: dict[str, dict] = {
     name: {key: _inlined(part, _DEFS) for key, part in schema.items() if key != '$defs'}
     for name, schema in _FILES.items()

@@ -7,7 +7,6 @@ inputs, ``N`` units, ``O`` outputs; ``I+N`` is the sum of two.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,19 +21,21 @@ from .record import below
 
 Shapes = Mapping[str, tuple[int, ...]]
 Due = Iterator[tuple[str, tuple]]
-# Fields that have the shape of another one.
-ALIKE = [
-    (re.compile(pattern), other)
-    for pattern, other in (
-        ('(?:gradients|params_after|window/gradients|optimizer/updates)/(.*)', r'params_before/\1'),
-        ('(?:initial|carry_after)/(.*)', r'carry_before/\1'),
-        ('traces_after/(.*)', r'traces_before/\1'),
-        ('signals/direct/(.*)', r'signals/\1'),
-        ('signals/err|loss/probabilities', 'outputs'),
-        ('loss/per_lane', 'loss/mask'),
-    )
-]
-SLOT = re.compile('optimizer/state_(?:before|after)/(.*)/[^/]*'), r'params_before/\1'
+# Fields that have the shape of another one, by the beginnings of both paths.
+ALIKE = {
+    'gradients/': 'params_before/',
+    'params_after/': 'params_before/',
+    'window/gradients/': 'params_before/',
+    'optimizer/updates/': 'params_before/',
+    'initial/': 'carry_before/',
+    'carry_after/': 'carry_before/',
+    'traces_after/': 'traces_before/',
+    'signals/direct/': 'signals/',
+    'signals/err': 'outputs',
+    'loss/probabilities': 'outputs',
+    'loss/per_lane': 'loss/mask',
+}
+SLOTS = 'optimizer/state_before/', 'optimizer/state_after/'  # of a parameter, before its last slash
 OF_LANES = ('inputs', 'targets', 'outputs', 'signals', 'loss', 'factors')
 
 
@@ -42,17 +43,19 @@ def shape_problems(raw: Mapping, nodes: list[tuple[str, dict | None]]) -> Iterat
     """What is wrong with the shapes of the arrays of a receipt, whose keys are right."""
     shape = {path: tuple(node['shape']) for path, node in nodes if node is not None}
     lanes, opaque = len(raw['lanes']), raw['topology']['cell'] == 'opaque'
-    known_slots = (raw['optimizer'] or {}).get('name') in OPTIMIZERS
-    alike = [*ALIKE, *([SLOT] if known_slots else [])]
+    alike = dict(ALIKE)
+    if (raw['optimizer'] or {}).get('name') in OPTIMIZERS:
+        alike |= dict.fromkeys(SLOTS, 'params_before/')
     if raw['loss']['name'] in LOSSES or not opaque:
-        alike.append((re.compile('targets'), 'outputs'))
+        alike['targets'] = 'outputs'
     for path, found in shape.items():
-        for pattern, other in alike:
-            if match := pattern.fullmatch(path):
-                want = shape.get(match.expand(other), found)
+        for head, other in alike.items():
+            if path.startswith(head):
+                own = path.rpartition('/')[0] if head in SLOTS else path
+                like = other + own.removeprefix(head)
+                want = shape.get(like, found)
                 if want != found:
-                    said = f'{found}, and {match.expand(other)} has {want}'
-                    yield Problem(path, said)
+                    yield Problem(path, f'{found}, and {like} has {want}')
         laned = opaque or path.split('/')[0] not in OF_LANES or found[:1] == (lanes,)
         laned = laned and (not path.startswith('traces_') or found[:1] == (lanes,))
         if not laned:
