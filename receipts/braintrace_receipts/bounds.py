@@ -80,13 +80,17 @@ class Num:
             self.floor,
         )
 
+    def moved(self, move: Callable) -> Num:
+        """With its elements at other places."""
+        return Num(move(self.value), move(self.terms), self.floor)
+
     def __getitem__(self, at) -> Num:
-        return Num(self.value[at], self.terms[at], self.floor)
+        return self.moved(lambda array: array[at])
 
     @property
     def T(self) -> Num:  # noqa: N802
         """Transposed."""
-        return Num(self.value.T, self.terms.T, self.floor)
+        return self.moved(np.transpose)
 
     def sum(self, axis=None) -> Num:
         """Along an axis; the terms of the sum are the summands."""
@@ -96,13 +100,11 @@ class Num:
 
     def to(self, shape: tuple[int, ...]) -> Num:
         """Broadcast."""
-        return Num(
-            np.broadcast_to(self.value, shape), np.broadcast_to(self.terms, shape), self.floor
-        )
+        return self.moved(lambda array: np.broadcast_to(array, shape))
 
     def reshape(self, shape: tuple[int, ...]) -> Num:
         """In another shape."""
-        return Num(self.value.reshape(shape), self.terms.reshape(shape), self.floor)
+        return self.moved(lambda array: array.reshape(shape))
 
     def map(self, f: Callable, slope: Callable) -> Num:
         """A function; ``slope`` bounds the size of its derivative."""

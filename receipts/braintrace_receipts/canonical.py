@@ -114,7 +114,11 @@ def parse(raw: bytes | str) -> Any:
         raise ReceiptError('not-json', '', f'no JSON: {error}') from None
     check_nesting(value)
     if '\\ud' in text or '\\uD' in text:
-        check_text(value)
+        try:
+            canonical_json(value)  # UTF-8 has no halves of surrogate pairs
+        except UnicodeEncodeError:
+            said = 'half of a surrogate pair in a string'
+            raise ReceiptError('not-utf8', '', said) from None
     return value
 
 
@@ -150,7 +154,9 @@ def decoded(raw: Any) -> str:
     """The text of a line within the cap."""
     if not isinstance(raw, bytes | str):
         raise ReceiptError('not-json', '', f'a {type(raw).__name__} where bytes are due')
-    _refuse_binary(raw)
+    for start, (kind, hint) in BINARY.items():
+        if isinstance(raw, bytes) and raw.startswith(start):
+            raise ReceiptError('not-json', '', f'this is {kind}', hint)
     if len(raw) > MAX_LINE:
         raise ReceiptError(
             'too-large', '', f'a line of {len(raw)} bytes, more than {MAX_LINE}', 'use npz files'
@@ -162,13 +168,6 @@ def decoded(raw: Any) -> str:
         return raw if isinstance(raw, str) else raw.decode('utf-8')
     except UnicodeDecodeError as error:
         raise ReceiptError('not-utf8', '', f'no UTF-8 at byte {error.start}') from None
-
-
-def _refuse_binary(raw: bytes | str) -> None:
-    """Names a file of another kind by its first bytes."""
-    for start, (kind, hint) in BINARY.items():
-        if isinstance(raw, bytes) and raw.startswith(start):
-            raise ReceiptError('not-json', '', f'this is {kind}', hint)
 
 
 def _refuse_many(raw: bytes | str) -> None:
@@ -232,11 +231,3 @@ def check_nesting(value: Any) -> None:
         if not level:
             return
     raise too_deep()
-
-
-def check_text(value: Any) -> None:
-    """Refuses halves of surrogate pairs, which UTF-8 does not have."""
-    try:
-        canonical_json(value)
-    except UnicodeEncodeError:
-        raise ReceiptError('not-utf8', '', 'half of a surrogate pair in a string') from None

@@ -17,7 +17,7 @@ from .optimizers import OPTIMIZERS
 from .primitives import NoFormula
 from .record import Record, Unavailable
 from .schema import check, with_arrays
-from .structure import problems_of, problems_of_config
+from .structure import problems_of_config, read
 
 
 def derive(config: Mapping) -> dict:
@@ -43,7 +43,7 @@ def derive(config: Mapping) -> dict:
             raise
         message = f'its parts do not fit each other: {error}'
         raise ReceiptError('config', '', message[:300]) from error
-    _refuse(problems_of(receipt))
+    _refuse(read(receipt)[0])
     return receipt
 
 

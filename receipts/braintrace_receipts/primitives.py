@@ -263,7 +263,7 @@ def _taps(op: Op, x: Num, d: Num) -> Num:
         y, patch = ([a[i] for i in np.argsort(o[1:])] for a, o in ((y, of_y), (patch, of_kernel)))
         return np.transpose(array, (0, *y, *patch))
 
-    return Num(moved(x.value), moved(x.terms), x.floor)
+    return x.moved(moved)
 
 
 def _patch_axes(op: Op, slot: str, d: Num) -> Num:
@@ -316,7 +316,7 @@ def _letters(op: Op) -> _Letters:
 
 
 def _transposed(num: Num, axes: list[int]) -> Num:
-    return Num(num.value.transpose(axes), num.terms.transpose(axes), num.floor)
+    return num.moved(lambda array: array.transpose(axes))
 
 
 def _spread(num: Num, letters: str, target: str) -> Num:

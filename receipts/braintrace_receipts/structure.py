@@ -23,13 +23,10 @@ Problems = Iterator[Problem]
 Nodes = list[tuple[str, dict | None]]  # the arrays by path
 
 
-def problems_of(raw: Any) -> list[Problem]:
-    """What is wrong with the structure of any value, in order; each step needs the one before."""
-    return read(raw)[0]
-
-
 def read(raw: Any) -> tuple[list[Problem], Record | None]:
-    """What is wrong with any value, at most 50 things, and the record of one that is right."""
+    """What is wrong with any value, in order and at most 50 things, and the record of one that is
+    right; each step needs the one before.
+    """
     found = check(raw, 'braintrace.receipt/1')
     for of_names in (_names, _lanes, _keys):
         if not found:
