@@ -193,20 +193,27 @@ def _started(optimizer: str, shapes, frozen, dtype) -> dict | None:
     return {'name': name, 'config': config, 'state_before': {'count': 0, 'slots': slots}}
 
 
-def steps(config: dict, count: int, reset=(), window: int = 0) -> list[dict]:
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+def steps(
+    config: dict, count: int, reset=(), window: int = 0, data=as_it_is, then=as_it_is
+) -> list[dict]:
     """Steps from a configuration: all lanes start anew before the steps of ``reset``, and the
-    optimiser acts at the end of each ``window`` steps.
+    optimiser acts at the end of each ``window`` steps. ``data`` changes what is drawn for a step,
+    ``then`` its record, from which the next step starts.
     """
     rng, records = np.random.default_rng(len(config['lanes']) + count), []
     for i in range(count):
-        config = {**config, **drawn(config, rng), 'step': i}
+        config = {**config, **data(drawn(config, rng)), 'step': i}
         config = again(config) if i in reset else config
         acts = not window or i % window == window - 1
         record = derive(config if acts else {**config, 'optimizer': None})
         if window:
             _in_window(record, records, window)
-        records.append(plain(record))
-        config = following(config, record)
+        records.append(then(plain(record)))
+        config = following(config, records[-1])
     return records
 
 

@@ -20,49 +20,43 @@ def rules(result):
     return {one.rule for one in result.failures}
 
 
-def moved(records, path, shift):
-    """Each record with another gradient, and all that an SGD makes of it."""
-    found, after = [], None
-    for record in copy.deepcopy(records):
-        if after is not None:
-            last = found[-1]
-            carried = {f'{name}_before': last[f'{name}_after'] for name in ('carry', 'traces')}
-            record = making.remade(record, params_before=after, **carried)
-        gradient = numbers(record['gradients'][path]) + shift
-        lr = record['optimizer']['config']['lr']
-        update, before = np.float32(-lr * gradient), numbers(record['params_before'][path])
-        like = record['gradients'][path]
+def moved(path, shift):
+    """Another gradient of a record, and all that an SGD makes of it."""
+
+    def then(record):
+        like, lr = record['gradients'][path], record['optimizer']['config']['lr']
+        gradient, before = numbers(like) + shift, numbers(record['params_before'][path])
+        update = np.float32(-lr * gradient)
         record['gradients'][path] = array(gradient, like)
         record['optimizer']['updates'][path] = array(update, like)
         record['params_after'][path] = array(before + update, like)
-        found.append(making.plain(record))
-        after = record['params_after']
-    return found
+        return record
+
+    return then
 
 
 def opposite(size):
-    """A run of two lanes with the same inputs, whose errors cancel but for a remainder."""
-    config = making.first('rnn', dtype='float32', reduction='sum')
-    rng, records = np.random.default_rng(0), []
-    for step in range(2):
-        drawn = making.drawn(config, rng)
-        x = numbers(drawn['inputs'])
+    """Two lanes with the same inputs, whose errors cancel but for a remainder."""
+
+    def data(drawn):
+        x, targets = numbers(drawn['inputs']), [[size, size], [-size, -size]]
         drawn['inputs'] = array(np.stack([x[0], x[0]]), drawn['inputs'])
-        targets = np.float32([[size, size], [-size, -size]])
         drawn['targets'] = array(targets, drawn['targets'])
         drawn['loss']['mask'] = array(np.ones(2), drawn['loss']['mask'])
-        config |= {**drawn, 'step': step}
-        records.append(making.remade(config))
-        config = making.following(config, records[-1])
-    return records
+        return drawn
+
+    return data
 
 
 def test_a_bound_that_the_data_widen_is_told_with_its_size():
-    forged = moved(opposite(1e6), 'W_out', 0.2)
-    found = reconcile_run(forged)
-    assert found.verdict == 'rederived', found.failures[:3]
-    assert found.loose['gradients/W_out'] > 1 and any('loose' in one for one in found.doubts)
-    assert not reconcile_run(moved(opposite(1.0), 'W_out', 0.2)).ok
+    config = making.first('rnn', dtype='float32', reduction='sum')
+    wide, narrow = (
+        reconcile_run(making.steps(config, 2, data=opposite(size), then=moved('W_out', 0.2)))
+        for size in (1e6, 1.0)
+    )
+    assert wide.verdict == 'rederived', wide.failures[:3]
+    assert wide.loose['gradients/W_out'] > 1 and any('loose' in one for one in wide.doubts)
+    assert not narrow.ok
 
 
 @pytest.mark.parametrize('cell', HONEST)
@@ -98,23 +92,22 @@ def test_a_correction_that_is_a_third_is_refused_however_slow_the_decay():
     assert 33 in rules(reconcile_run(run))
 
 
-def walked(steps, share):
+def walked(share):
     """A run of rate 0 whose parameters move by a share of themselves at each step."""
-    config = making.first('rnn', dtype='float32')
-    config['optimizer']['config'] = {'lr': 0.0}
-    rng, records = np.random.default_rng(0), []
-    for step in range(steps):
-        record = making.remade(config, **making.drawn(config, rng), step=step)
+
+    def then(record):
         for path, node in record['params_before'].items():
             record['params_after'][path] = array(numbers(node) * (1 + share), node)
-        records.append(making.plain(record))
-        config = making.following(config, records[-1])
-    return records
+        return record
+
+    config = making.first('rnn', dtype='float32')
+    config['optimizer']['config'] = {'lr': 0.0}
+    return making.steps(config, 2, then=then)
 
 
 def test_a_walk_of_parameters_within_many_roundings_is_refused():
-    assert 6 in rules(reconcile_run(walked(2, 3e-6)))
-    assert reconcile_run(walked(2, 2.0**-24)).ok  # one rounding is that of an honest machine
+    assert 6 in rules(reconcile_run(walked(3e-6)))
+    assert reconcile_run(walked(2.0**-24)).ok  # one rounding is that of an honest machine
 
 
 def test_one_state_in_two_roles_is_refused():
