@@ -14,6 +14,7 @@ from .arrays import INLINE, is_sampled
 from .cells import CELLS, READOUTS
 from .errors import MAX_TOTAL, Problem
 from .optimizers import OPTIMIZERS
+from .primitives import FORMULAS
 from .record import FILTER, Record, array_paths
 from .schema import MOST, check
 from .shapes import shape_problems
@@ -220,16 +221,22 @@ def _counts(raw: Mapping, states: Mapping) -> Problems:
         lists = factor['D_f'], factor['D'], *factor['D']
         right = all(len(one) == count for one in lists)
         yield from _unless(right, f'factors/{factor["relation"]}', f'not {count} states')
-    slots = {}
+    factored, slots = raw['algorithm']['name'] == 'ES_D_RTRL', {}
+    due = {
+        one['name']: {'f'} if factored else {*one['params']}
+        for one in raw['topology']['relations']
+        if factored or one['primitive'] in FORMULAS
+    }
     for name in ('traces_before', 'traces_after'):
         for trace in raw[name]:
-            key, count = (trace['relation'], trace['group']), states.get(trace['group'], 0)
-            for slot, entry in trace['entries'].items():
+            relation, group, entries = (trace[key] for key in ('relation', 'group', 'entries'))
+            at, count = f'{name}/{relation}/{group}', states.get(group, 0)
+            for slot, entry in entries.items():
                 right = not isinstance(entry, list) or len(entry) == count
-                at = f'{name}/{key[0]}/{key[1]}/{slot}'
-                yield from _unless(right, at, f'not {count} states')
-            before = slots.setdefault(key, trace['entries'])
-            yield from _sets(f'{name}/{key[0]}/{key[1]}', trace['entries'], before)
+                yield from _unless(right, f'{at}/{slot}', f'not {count} states')
+            lacks = sorted(due.get(relation, set()) - entries.keys())
+            yield from _unless(not lacks, at, f'without {lacks}')
+            yield from _sets(at, entries, slots.setdefault((relation, group), entries))
     direct, signals = raw['signals'].get('direct', {}), raw['signals']
     for kind, found in direct.items():
         unknown = sorted(set(found) - set(signals[kind]))[:5]

@@ -22,8 +22,7 @@ def fault(rule: int, **how):
     """A good run, the fault that a function puts into it, and the rule that names it."""
 
     def keep(function: Callable[[Run], None]) -> Callable:
-        cell = f'-{how["cell"]}' if rule == 14 and 'cell' in how else ''
-        FAULTS.append(pytest.param(rule, how, function, id=f'{rule}-{function.__name__}{cell}'))
+        FAULTS.append(pytest.param(rule, how, function, id=f'{rule}-{function.__name__}'))
         return function
 
     return keep
@@ -218,6 +217,13 @@ for number, said, how, function in PUTS:
     FAULTS.append(pytest.param(number, how, function, id=name))
 
 # and all others -----------------------------------------------------------------------------------
+
+
+@fault(0)
+@fault(0, algorithm='ES_D_RTRL')
+def a_trace_has_no_entries(run):
+    for when in ('before', 'after'):
+        run[1][f'traces_{when}'][0]['entries'] = {}
 
 
 @fault(2, cell='lif', feedback='modulator')
