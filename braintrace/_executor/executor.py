@@ -4,7 +4,7 @@ factors D and D_f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
 from .feedback import feedback_weights, moving_with, with_weights
-from .plan import EMPTY, make_d_plan, make_plan, probe_key
+from .plan import EMPTY, PROBE, make_d_plan, make_plan
 from .positions import compressed, gathered
 from .pull_backs import PullBack, Uncut, as_complex, completed
 
@@ -110,48 +110,30 @@ class Executor:
 
     # weights -------------------------------------------------------------------------------------
 
-    @cached_property
-    def _weight_equations(self) -> list[int]:
-        return self._equations_behind(
-            v for op in self.owned.values() for v in op.trainable.values()
-        )
-
-    @cached_property
-    def _structure_equations(self) -> list[int]:
-        return self._equations_behind(
-            v for op in self.owned.values() for v in op.structure.values()
-        )
-
-    def _equations_behind(self, values: Iterable[int]) -> list[int]:
-        wanted, found = set(values), []
-        for i in range(len(self.program.equations) - 1, -1, -1):
-            if not wanted.isdisjoint(self.program.equations[i].outs):
-                found.append(i)
-                wanted.update(self.program.equations[i].ins)
-        return found[::-1]
-
-    def _values(self, params: Sequence, equations: Iterable[int]) -> dict[int, Any]:
-        """Functions of the parameters, made by these equations."""
-        env = {**self._program(params).constants, **self._parameters(params)}
-        for i in equations:
-            eqn = self.program.equations[i]
+    def _slots(self, params: Sequence, slots: dict[str, dict[str, int]]) -> dict[str, dict]:
+        """The values of these slots of ops, as functions of the parameters."""
+        program, behind = self._program(params), []
+        wanted = {v for names in slots.values() for v in names.values()}
+        for eqn in reversed(program.equations):
+            if not wanted.isdisjoint(eqn.outs):
+                behind.append(eqn)
+                wanted.update(eqn.ins)
+        env = {**program.constants, **self._parameters(params)}
+        for eqn in reversed(behind):
             outs = _jax.bind(eqn, *(env[v] for v in eqn.ins))
             env.update(zip(eqn.outs, outs, strict=True))
-        return env
+        return {key: {n: env[v] for n, v in names.items()} for key, names in slots.items()}
 
     def op_weights(self, params: Sequence) -> dict[str, dict[str, jax.Array]]:
         """The trainable inputs of every owned op, as functions of the parameters."""
-        env = self._values(params, self._weight_equations)
-        return {op.key: {n: env[v] for n, v in op.trainable.items()} for op in self.owned.values()}
+        return self._slots(params, {op.key: op.trainable for op in self.owned.values()})
 
     def bound_graph(self, params: Sequence) -> ETraceGraph:
         """The graph with the structures of its owned ops, as functions of the parameters."""
-        if not any(op.structure for op in self.owned.values()):
+        structures = {op.key: op.structure for op in self.owned.values()}
+        if not any(structures.values()):
             return self.graph
-        env = self._values(params, self._structure_equations)
-        return self.graph.bound(
-            {op.key: {n: env[v] for n, v in op.structure.items()} for op in self.owned.values()}
-        )
+        return self.graph.bound(self._slots(params, structures))
 
     def pull_back(
         self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]
@@ -247,7 +229,7 @@ class Executor:
             *zip(self.program.inputs, inputs, strict=True),
         ]
         return {(v, EMPTY): x for v, x in values} | {
-            probe_key(i): probes.y[op.key] for i, op in self.owned.items()
+            (PROBE, i): probes.y[op.key] for i, op in self.owned.items()
         }
 
     def _evaluate_op(self, i: int, args: list, probe, weights, feedback=None) -> list:
@@ -370,37 +352,35 @@ class Executor:
             along = self._along(of_y, free[rel.key]) if wide else None
             for g, coords in zip(rel.groups, rel.coordinates, strict=True):
                 # position by position: the rows are D_f already
-                of_group = tuple(rows[s][1][rel.key] for s in g.states)
+                of_group = [rows[s][1][rel.key] for s in g.states]
                 if coords.added and along is not None:
-                    there = [f is not None for f in of_group]
-                    of_group = self._at_entries(coords, g, along, there)
-                df[rel.key][g.name] = of_group
+                    of_group = self._at_entries(coords, g, along, of_group)
+                df[rel.key][g.name] = tuple(of_group)
         return d, df
 
     def _at_entries(
-        self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]
-    ) -> Vector:
+        self, coords: Coordinates, group: HiddenGroup, along: Callable, of_group: list
+    ) -> list:
         """D_f where an element of y feeds several positions: of each colour the derivative along
-        ones in its elements, seen at the positions that they feed.
+        ones in its elements, seen at the positions that they feed. It is zero by structure where
+        ``of_group`` is.
         """
-        if coords.colours is None:
-            found = along(None)
-            return tuple(
-                gathered(coords, found[s]) if here else None
-                for s, here in zip(group.states, there, strict=True)
-            )
-        # one derivative for each colour; an entry takes that of its own colour
-        total: list = [None] * len(there)
         axes = tuple(range(coords.axis, coords.axis + coords.added))
-        for c in range(coords.colours.max() + 1):
-            mine = compressed(coords.colours == c)
-            found = along(mine.any(axes))
+        colours: list = [None]
+        if coords.colours is not None:
+            number = coords.colours.max() + 1
+            colours = [compressed(coords.colours == c) for c in range(number)]
+        total: list = [None] * len(of_group)
+        for mine in colours:
+            found = along(None if mine is None else mine.any(axes))
             for k, s in enumerate(group.states):
-                if there[k]:
-                    x = gathered(coords, found[s])
-                    rest = jnp.zeros_like(x) if total[k] is None else total[k]
-                    total[k] = jnp.where(mine, x, rest)
-        return tuple(total)
+                if of_group[k] is None:
+                    continue
+                x = gathered(coords, found[s])
+                if mine is not None:  # an entry takes the derivative of its own colour
+                    x = jnp.where(mine, x, jnp.zeros_like(x) if total[k] is None else total[k])
+                total[k] = x
+        return total
 
     def _rows(self, pull: PullBack, new: list) -> dict[int, tuple[Vector, dict]]:
         """The rows of D and D_f of every hidden state, by the old states of its group and by each
