@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import PROPERTIES, is_inexact
+from .dataflow import NONE, coupled, dependence, variables
 from .transition import Transition, Vector, add, apply, closure, filled
 
 UNROLL = 4
@@ -79,13 +79,8 @@ class Recurrence:
         self.olds: dict[int, jax.Array] = {}
         self.ends: dict[int, jax.Array] = {}
         # for each value the carries that it depends on
-        self._on: dict[Any, frozenset] = {v: frozenset([k]) for k, v in enumerate(self.old)}
-        for eqn in self.body.eqns:
-            found = frozenset().union(*map(self._carries, eqn.invars))
-            self._on.update(dict.fromkeys(eqn.outvars, found))
-
-    def _carries(self, v) -> frozenset:
-        return frozenset() if isinstance(v, _jax.Literal) else self._on.get(v, frozenset())
+        sets = [frozenset([k]) for k in range(number)] + [NONE] * len(row)
+        self.reads = dependence(self.body, sets)
 
     def run(self) -> list:
         """``[*carry, *ys]``."""
@@ -94,7 +89,7 @@ class Recurrence:
             ys = self._step_by_step(set(range(len(self.init))), True)
             return [*self.ends.values(), *(ys or ())]
         # sets of carries that need each other: first those whose operands are known
-        left, ys = self._coupled(), None
+        left, ys = coupled([self.reads(v) for v in self.new]), None
         linear = {members for members in left if self._is_linear(members)}
         while left:
             ready = [s for s in left if s in linear and self._needs(s) <= self.olds.keys()]
@@ -102,7 +97,7 @@ class Recurrence:
                 self._solve(sorted(members))
             left = [s for s in left if s not in ready]
             # in one loop, what needs no linear carry still unknown
-            together: set[int] = set()  # in one loop, what needs no linear carry still unknown
+            together: set[int] = set()
             for members in left:
                 known = self.olds.keys() | together
                 if not ready and members not in linear and self._needs(members) <= known:
@@ -123,18 +118,7 @@ class Recurrence:
 
     def _needs(self, members: frozenset) -> frozenset:
         """The other carries that these need."""
-        return frozenset().union(*(self._carries(self.new[k]) for k in members)) - members
-
-    def _coupled(self) -> list[frozenset]:
-        """The sets of carries that need each other, each behind those that it needs."""
-        # transitive closure of which carry reads which
-        reach = [set(self._carries(v)) for v in self.new]
-        for via in range(len(reach)):
-            for found in reach:
-                if via in found:
-                    found |= reach[via]
-        sets = {frozenset([k, *(j for j in r if k in reach[j])]) for k, r in enumerate(reach)}
-        return sorted(sets, key=lambda s: (len(reach[min(s)] | s), min(s)))
+        return NONE.union(*(self.reads(self.new[k]) for k in members)) - members
 
     def _is_linear(self, members: frozenset) -> bool:
         """Whether the new values are linear in the old ones position by position, by what is known
@@ -146,7 +130,8 @@ class Recurrence:
         if len(members) > MOST_COUPLED or size > MOST_BYTES:
             return False
         # follow the carries forward: a value is linear in them, or spoilt, or reads none
-        varying, spoilt = {self.old[k] for k in members}, set()
+        varying: set = {self.old[k] for k in members}
+        spoilt: set = set()
 
         def alike(v) -> bool:
             return (
@@ -155,7 +140,7 @@ class Recurrence:
 
         for eqn in self.body.eqns:
             inside = [not isinstance(v, _jax.Literal) and v in varying for v in eqn.invars]
-            broken = any(not isinstance(v, _jax.Literal) and v in spoilt for v in eqn.invars)
+            broken = not spoilt.isdisjoint(variables(eqn.invars))
             if broken or any(inside):
                 does = PROPERTIES[eqn.primitive.name]
                 linear = does.elementwise and does.linear is not None and does.linear(inside)
@@ -163,9 +148,8 @@ class Recurrence:
                     linear = linear and does.holomorphic
                 good = not broken and linear and all(map(alike, eqn.outvars))
                 (varying if good else spoilt).update(eqn.outvars)
-        return all(map(alike, (self.old[k] for k in members))) and not any(
-            not isinstance(self.new[k], _jax.Literal) and self.new[k] in spoilt for k in members
-        )
+        news = variables(self.new[k] for k in members)
+        return all(alike(self.old[k]) for k in members) and spoilt.isdisjoint(news)
 
     def _only_sums(self, k: int) -> bool:
         """Whether a carry is added to, and nothing else reads it."""
@@ -201,7 +185,7 @@ class Recurrence:
     def _solve(self, members: list[int]) -> None:
         """Find linear carries at all steps, from the ``A`` and ``b`` of each."""
         first = tuple(self.init[k] for k in members)
-        reads = [[r in self._carries(self.new[k]) for r in members] for k in members]
+        reads = [[r in self.reads(self.new[k]) for r in members] for k in members]
 
         def step(olds, row, h):
             outs = self._evaluate(olds | dict(zip(members, h, strict=True)), row)

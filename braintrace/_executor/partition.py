@@ -16,17 +16,15 @@ and a kept trace: LRU 0.57, 0.76; LSTM 0.92, 0.94; GRU 1.00, 0.95; a sample of 6
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .. import _jax
 from .._compiler import PROPERTIES
+from .dataflow import NONE, coupled, dependence, variables
 
 
 def nbytes(v) -> int:
@@ -63,22 +61,16 @@ class Dataflow:
         self.kept = [new is old for new, old in zip(self.new, self.old, strict=True)]
         self.made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._places = {eqn: k for k, eqn in enumerate(jaxpr.eqns)}
-        # for each value a bit for each carry on which it depends within a step, one for the inputs
-        self._bits = dict.fromkeys((*jaxpr.invars, *jaxpr.constvars), 0)
-        bits = {v: 0 if same else 1 << k for k, (v, same) in enumerate(zip(self.old, self.kept))}
-        self._bits |= bits | dict.fromkeys(self.inputs, 1 << carry)
-        for eqn in jaxpr.eqns:
-            # what an effect brings in may be another value at each step
-            own = 1 << carry if eqn.effects else 0
-            found = functools.reduce(operator.or_, map(self.bits, eqn.invars), own)
-            self._bits.update(dict.fromkeys(eqn.outvars, found))
-
-    def bits(self, v) -> int:
-        return 0 if isinstance(v, _jax.Literal) else self._bits[v]
+        # for each value the carries on which it depends within a step; the inputs are one more, and
+        # so is what an effect brings in, which may be another value at each step
+        at = frozenset([carry])
+        of_carry = [NONE if same else frozenset([k]) for k, same in enumerate(self.kept)]
+        sets = [NONE] * constant + of_carry + [at] * len(self.inputs)
+        self.reads = dependence(jaxpr, sets, effect=at)
 
     def varies(self, v) -> bool:
         """Whether a value differs from step to step."""
-        return self.bits(v) != 0
+        return bool(self.reads(v))
 
     @cached_property
     def constant(self) -> list:
@@ -93,7 +85,7 @@ class Dataflow:
         """The varying operands of the equation that makes a value."""
         eqn = self.made.get(v)
         ins = [] if eqn is None else eqn.invars
-        return [x for x in _values(ins) if self.varies(x)]
+        return [x for x in variables(ins) if self.varies(x)]
 
     def needed(self, targets: Iterable, given: Collection) -> list:
         """The varying equations that make the targets of the given values, in order."""
@@ -105,10 +97,7 @@ class Dataflow:
                 continue
             found.add(eqn)
             todo += [x for x in self.sources(v) if x not in given]
-        return sorted(found, key=self._place)
-
-    def _place(self, eqn) -> int:
-        return self._places[eqn]
+        return sorted(found, key=self._places.__getitem__)
 
 
 class Partition(Dataflow):
@@ -128,14 +117,15 @@ class Partition(Dataflow):
     ):
         super().__init__(jaxpr, numbers)
         wanted, loose, opened = (
-            {v for v in _values(vs) if self.varies(v)} for vs in (rows, loose, opened)
+            {v for v in variables(vs) if self.varies(v)} for vs in (rows, loose, opened)
         )
         if jaxpr.effects:  # they happen step by step
             self.rows = self._in_order(wanted | opened)
             self.mapped = self._in_order({*self.rows, *loose})
             self.loops: tuple[LoopPart, ...] = (self._whole(),)
         else:
-            self._sets = self._carry_sets()
+            sets = coupled([self.reads(v) - {len(self.old)} for v in self.new])
+            self._sets = [members for members in sets if not self.kept[min(members)]]
             self._level_of_sets()
             free = {*wanted, *loose, *self.inputs}
             self.rows = self._in_order(wanted | self.cut(opened, free=free))
@@ -165,23 +155,6 @@ class Partition(Dataflow):
 
     # carries that need each other, and their order ------------------------------------------------
 
-    def _carry_sets(self) -> list[tuple[int, ...]]:
-        """The strongly connected sets of carries."""
-        carries = [k for k, same in enumerate(self.kept) if not same]
-        # which old carries a new one depends on, closed over several steps
-        reach = {k: self.bits(self.new[k]) & ((1 << len(self.old)) - 1) for k in carries}
-        for via in carries:
-            for k in carries:
-                if reach[k] >> via & 1:
-                    reach[k] |= reach[via]
-        found, left = [], set(carries)
-        for k in carries:
-            if k in left:
-                both = [j for j in left if reach[k] >> j & 1 and reach[j] >> k & 1]
-                found.append(tuple(sorted({k, *both})))
-                left -= set(found[-1])
-        return found
-
     def _level_of_sets(self) -> None:
         """The level of every value: even inside of a loop, odd between two loops.
 
@@ -191,12 +164,11 @@ class Partition(Dataflow):
         inside: dict[Any, int] = {}  # value -> set of carries on whose way it stands
         for s, members in enumerate(self._sets):
             # backwards from the next values, along equations that depend on these carries
-            mask = sum(1 << k for k in members)
-            wanted = set(_values(self.new[k] for k in members))
+            wanted = set(variables(self.new[k] for k in members))
             for eqn in reversed(self.jaxpr.eqns):
-                if not wanted.isdisjoint(eqn.outvars) and self.bits(eqn.outvars[0]) & mask:
+                if not wanted.isdisjoint(eqn.outvars) and self.reads(eqn.outvars[0]) & members:
                     inside.update(dict.fromkeys(eqn.outvars, s))
-                    wanted.update(_values(eqn.invars))
+                    wanted.update(variables(eqn.invars))
         # levels rise until none changes: a loop stands behind all that it reads
         levels, changed = [0] * len(self._sets), True
         while changed:
@@ -204,7 +176,7 @@ class Partition(Dataflow):
             of |= {self.old[k]: n for n, s in zip(levels, self._sets, strict=True) for k in s}
             reached = list(levels)
             for eqn in self.jaxpr.eqns:
-                level = max((of[v] for v in _values(eqn.invars)), default=-1)
+                level = max((of[v] for v in variables(eqn.invars)), default=-1)
                 own = inside.get(eqn.outvars[0])
                 if own is not None:
                     level = reached[own] = max(level + level % 2, reached[own])
@@ -212,7 +184,7 @@ class Partition(Dataflow):
                     level += 1 - level % 2
                 of.update(dict.fromkeys(eqn.outvars, level))
             for s, members in enumerate(self._sets):  # a carry without a cycle waits for its value
-                ins = [of[v] for v in _values(self.new[k] for k in members)]
+                ins = [of[v] for v in variables(self.new[k] for k in members)]
                 reached[s] = max(reached[s], *(level + level % 2 for level in ins), 0)
             changed, levels = reached != levels, reached
         self._level, self._levels = of, levels
@@ -263,11 +235,11 @@ class Partition(Dataflow):
             sets = [s for s, n in zip(self._sets, self._levels, strict=True) if n == level]
             carries = tuple(sorted(k for members in sets for k in members))
             # its equations, backwards from the next values of its carries
-            reads, inside = set(_values(self.new[k] for k in carries)), []
+            reads, inside = set(variables(self.new[k] for k in carries)), []
             for eqn in reversed(self.jaxpr.eqns):
                 if self._level[eqn.outvars[0]] == level and not reads.isdisjoint(eqn.outvars):
                     inside.append(eqn)
-                    reads.update(_values(eqn.invars))
+                    reads.update(variables(eqn.invars))
             own = {self.old[k] for k in carries} | {v for e in inside for v in e.outvars}
             own = {v for v in own if self._level.get(v) == level}
             # values from outside; what is cheap is computed again inside of the loop
@@ -275,21 +247,15 @@ class Partition(Dataflow):
             outer = self.cut(edge)
             inside += self.needed(edge, outer)
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
-            equations = tuple(sorted(inside, key=self._place))
-            loops.append(
-                LoopPart(carries, equations, self._in_order(outer), self._in_order(stacked))
-            )
+            inside.sort(key=self._places.__getitem__)
+            outer_rows, stacked_rows = self._in_order(outer), self._in_order(stacked)
+            loops.append(LoopPart(carries, tuple(inside), outer_rows, stacked_rows))
             wanted, given = wanted | outer, given | stacked
         return tuple(reversed(loops))
 
     def _in_order(self, values: Collection) -> tuple:
         order = [*self.old, *self.inputs, *(v for e in self.jaxpr.eqns for v in e.outvars)]
         return tuple(v for v in order if v in values)
-
-
-def _values(atoms: Iterable) -> list:
-    """The atoms that are no literals."""
-    return [v for v in atoms if not isinstance(v, _jax.Literal)]
 
 
 def opens_a_level(eqn) -> bool:
@@ -318,7 +284,18 @@ class Flow:
         """
         found: set = set()
         for end in ends:
-            while self.START in (then := self._then(end, found)):
+            while True:
+                # the next node on a shortest way with room to the end, of every node up to the
+                # start; nodes that were found with another end do not reach it
+                then, todo = {end: end}, deque([end])
+                while todo and self.START not in then:
+                    b = todo.popleft()
+                    for a in self.room.get(b, ()):
+                        if a not in then and a not in found and self.room[a][b] > 0:
+                            then[a] = b
+                            todo.append(a)
+                if self.START not in then:
+                    break
                 # along a shortest path the most that its narrowest pipe lets through
                 path, a = [], self.START
                 while a != end:
@@ -330,16 +307,3 @@ class Flow:
                     self.room[b][a] += amount
             found.update(then)
         return found
-
-    def _then(self, end, found: set) -> dict:
-        """The next node on a shortest way with room to the end, of every node up to the start;
-        nodes that were ``found``, which it does not reach, are left out.
-        """
-        then, todo = {end: end}, deque([end])
-        while todo and self.START not in then:
-            b = todo.popleft()
-            for a in self.room.get(b, ()):
-                if a not in then and a not in found and self.room[a][b] > 0:
-                    then[a] = b
-                    todo.append(a)
-        return then

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import is_complex
-
-CALLS = {'jit', 'pjit', 'closed_call', 'remat', 'remat2', 'checkpoint'}
-Read = frozenset[int]
+from .dataflow import Reads, dependence, is_call
 
 
 class Uncut(NamedTuple):
@@ -58,7 +56,7 @@ class PullBack:
         self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
         self._results = found[0]
         self._sets = [frozenset({k}) for k in self._arrays]
-        reads = _reads(self._jaxpr, self._sets)
+        reads = dependence(self._jaxpr, self._sets, inside=True)
         self.reads = jax.tree.unflatten(self._results, [reads(v) for v in self._jaxpr.outvars])
 
     def _whole(self, leaves: list, values):
@@ -81,13 +79,13 @@ class PullBack:
 
 
 def _gated(
-    jaxpr, consts: list, args: list, sets: list[Read], first: Read, counts: jax.Array
+    jaxpr, consts: list, args: list, sets: list[Reads], first: Reads, counts: jax.Array
 ) -> list:
     """The results of a jaxpr on inputs that depend on these ``sets``, in which what depends on
     ``first`` alone becomes zero, unless it ``counts``, where it meets other values and where it
     ends. A zero cotangent would not do: zero times what is not a number is none.
     """
-    reads = _reads(jaxpr, sets)
+    reads = dependence(jaxpr, sets, inside=True)
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(v, alone: bool):
@@ -98,37 +96,14 @@ def _gated(
     for eqn in jaxpr.eqns:
         # what depends on the loss alone stays as it is until it meets another value
         alone = all(reads(v) == first for v in eqn.outvars)
-        ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
-        if _is_call(eqn):
+        ins = [value(v, alone or is_call(eqn)) for v in eqn.invars]
+        if is_call(eqn):
             body = _jax.closed_jaxpr(eqn.params['jaxpr'])
             outs = _gated(*body, ins, [reads(v) for v in eqn.invars], first, counts)
         else:
             outs = _jax.bind(eqn, *ins)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [value(v, False) for v in jaxpr.outvars]
-
-
-def _is_call(eqn) -> bool:
-    return eqn.primitive.name in CALLS and 'jaxpr' in eqn.params
-
-
-def _reads(jaxpr, sets: list[Read]) -> Callable[[Any], Read]:
-    """For each value of a jaxpr, the union of the sets of the inputs that it depends on."""
-    found = dict(zip(jaxpr.invars, sets, strict=True))
-    none: Read = frozenset()
-
-    def of(v) -> Read:
-        return none if isinstance(v, _jax.Literal) else found.get(v, none)
-
-    for eqn in jaxpr.eqns:
-        ins = [of(v) for v in eqn.invars]
-        if _is_call(eqn):
-            body, _ = _jax.closed_jaxpr(eqn.params['jaxpr'])
-            outs = list(map(_reads(body, ins), body.outvars))
-        else:  # any other equation: each result may depend on all that it reads
-            outs = [none.union(*ins)] * len(eqn.outvars)
-        found.update(zip(eqn.outvars, outs, strict=True))
-    return of
 
 
 def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
