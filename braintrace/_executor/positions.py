@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def gathered(coords: Coordinates, tree):
 
     def leaf(v):
         if pieces is not None:
-            return jnp.concatenate([piece.of(v) for piece in pieces], -1)
+            return jnp.concatenate([of(v) for of in pieces], -1)
         if not v.size:
             return jnp.zeros(coords.shape, v.dtype)
         if times is None:
@@ -43,27 +43,8 @@ def compressed(a: np.ndarray) -> np.ndarray:
     return a
 
 
-class Piece(NamedTuple):
-    """A block of entries whose positions are a part of the group, its axes in another order and
-    some of them repeated: no list of positions is needed.
-    """
-
-    joined: tuple[int, ...]  # the group's shape with some neighbouring axes as one
-    start: tuple[int, ...]
-    limit: tuple[int, ...]
-    order: tuple[int, ...]  # the axes that stay, in their new order
-    places: tuple[int, ...]  # where these come in ``shape``
-    shape: tuple[int, ...]
-
-    def of(self, v: jax.Array) -> jax.Array:
-        part = jax.lax.slice(v.reshape(self.joined), self.start, self.limit)
-        gone = tuple(k for k in range(part.ndim) if k not in self.order)
-        part = part.transpose((*gone, *self.order)).reshape([part.shape[k] for k in self.order])
-        return jax.lax.broadcast_in_dim(part, self.shape, self.places)
-
-
 @functools.lru_cache(maxsize=256)
-def _pieces(coords: Coordinates) -> tuple[Piece, ...] | None:
+def _pieces(coords: Coordinates) -> tuple[Callable, ...] | None:
     """The entries as pieces along their last axis, where a few are enough."""
     positions, found, start = coords.positions, [], 0
     if positions is None or not positions.ndim or not positions.size:
@@ -76,15 +57,19 @@ def _pieces(coords: Coordinates) -> tuple[Piece, ...] | None:
         stop = start + 1
         while stop < last and uniform[stop - 1] and steps[0, stop - 1] == steps[0, start]:
             stop += 1
-        piece = _piece(positions[..., start:stop], tuple(coords.group_shape))
-        if piece is None or len(found) == MOST_PIECES:
+        of = piece(positions[..., start:stop], tuple(coords.group_shape))
+        if of is None or len(found) == MOST_PIECES:
             return None
-        found.append(piece)
+        found.append(of)
         start = stop
     return tuple(found)
 
 
-def _piece(positions: np.ndarray, group: tuple[int, ...]) -> Piece | None:
+def piece(positions: np.ndarray, group: tuple[int, ...]) -> Callable | None:
+    """What brings an array of a group to a block of entries whose positions are a part of the
+    group, its axes in another order and some of them repeated: no list of positions is needed.
+    None where they are no such block.
+    """
     shape, first = positions.shape, int(positions.flat[0])
     # the stride of the positions along each axis; they must be that everywhere
     strides = [
@@ -98,25 +83,18 @@ def _piece(positions: np.ndarray, group: tuple[int, ...]) -> Piece | None:
     if not np.array_equal(np.broadcast_to(wanted, shape), positions):
         return None
     # each axis that is not repeated is one axis of the group, or some neighbours as one
-    used: dict[int, tuple[int, int]] = {}
+    used: dict[int, tuple[int, int]] = {}  # axis of the group that stays -> its size and its place
     for place, (stride, n) in enumerate(zip(strides, shape, strict=True)):
-        # the last axis of the group that has this stride
-        axes = (
-            k for k in range(len(group)) if group[k] > 1 and math.prod(group[k + 1 :]) == stride
-        )
-        axis = next(axes, None) if stride else None
-        if stride and (axis is None or axis in used):
+        if not stride:
+            continue
+        # the first axis of the group that has this stride
+        axis = 0
+        while axis < len(group) and (group[axis] < 2 or math.prod(group[axis + 1 :]) != stride):
+            axis += 1
+        if axis == len(group) or axis in used:
             return None
-        if axis is not None:
-            used[axis] = n, place
-    return _with_axes(group, used, first, shape)
-
-
-def _with_axes(
-    group: tuple[int, ...], used: dict[int, tuple[int, int]], first: int, shape: tuple[int, ...]
-) -> Piece | None:
-    """``used``: the group's axes that stay, each with its size and its place."""
-    # from the last axis of the group to the first
+        used[axis] = n, place
+    # the group's shape with some neighbouring axes as one, from the last axis to the first
     joined: list[int] = []
     start: list[int] = []
     limit: list[int] = []
@@ -136,8 +114,15 @@ def _with_axes(
             kept[place] = len(joined)
         k -= 1
     places = tuple(sorted(kept))
-    order = tuple(len(joined) - kept[place] for place in places)
-    return Piece(tuple(joined), tuple(start), tuple(limit), order, places, shape)
+    order = [len(joined) - kept[place] for place in places]  # the axes that stay
+    gone = [k for k in range(len(joined)) if k not in order]
+
+    def of(v: jax.Array) -> jax.Array:
+        part = jax.lax.slice(v.reshape(joined), start, limit)
+        part = part.transpose((*gone, *order)).reshape([part.shape[k] for k in order])
+        return jax.lax.broadcast_in_dim(part, shape, places)
+
+    return of
 
 
 def _tiled(coords: Coordinates) -> tuple[int, int | None]:

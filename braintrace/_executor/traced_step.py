@@ -25,68 +25,51 @@ from .rewriting import rewritten
 # Sums of a step's values over the steps of a block.
 
 
-class Product(NamedTuple):
-    """A matrix product of two values of the step, and the linear equations that lead from it to a
-    term, innermost first: one product contracts the steps too.
+class Part(NamedTuple):
+    """A part of a term: a value of each step, of which the ``operands`` are wanted. The linear
+    equations ``then`` lead from its sum over the steps to the term.
+
+    ``eqn`` makes the value of its operands: of one that is larger than they are, step by step; of a
+    matrix product ``at_once``, where one product contracts the steps too. None: it is the operand.
     """
 
-    eqn: Any
+    value: Any
+    operands: tuple
+    eqn: Any = None
+    at_once: bool = False
     then: tuple = ()
-
-    @property
-    def wanted(self) -> list:
-        """The values that are wanted of each step."""
-        return self.eqn.invars
 
     def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
         """The sum over the steps that count."""
-        params = dict(self.eqn.params)
-        contracted, batch = params['dimension_numbers']
-        params['dimension_numbers'] = tuple(
-            tuple((*(d + 1 for d in dims), *also) for dims in pair)
-            for pair, also in ((contracted, (0,)), (batch, ()))
-        )
-        operands = [where_counted(counts, blocks.each(v, env, length)) for v in self.eqn.invars]
-        (total,) = _jax.bind(self.eqn, *operands, params=params)
+        if self.eqn is not None and not self.at_once:
+
+            def step(total, at):
+                values, here = at
+                inside = blocks.values(zip(self.operands, values, strict=True))
+                _jax.evaluate_into(inside, [self.eqn])
+                return total + where_counted(here, inside[self.value]), None
+
+            empty = jnp.zeros(self.value.aval.shape, self.value.aval.dtype)
+            rows = [env[v] for v in self.operands]
+            return jax.lax.scan(step, empty, (rows, counts), length)[0]
+        operands = [where_counted(counts, blocks.each(v, env, length)) for v in self.operands]
+        if self.eqn is None:
+            total = operands[0].sum(0)
+        else:
+            # the axis of time in front is contracted too
+            params = dict(self.eqn.params)
+            contracted, batch = params['dimension_numbers']
+            params['dimension_numbers'] = tuple(
+                tuple((*(d + 1 for d in dims), *also) for dims in pair)
+                for pair, also in ((contracted, (0,)), (batch, ()))
+            )
+            (total,) = _jax.bind(self.eqn, *operands, params=params)
         for eqn in self.then:
             (total,) = _jax.bind(eqn, total)
         return total
 
 
-class Single(NamedTuple):
-    """A value; where it is larger than the ``operands`` of which the equation ``eqn`` makes it, it
-    is made step by step. The linear equations ``then`` lead from its sum to a term.
-    """
-
-    value: Any
-    eqn: Any = None
-    operands: tuple = ()
-    then: tuple = ()
-
-    @property
-    def wanted(self) -> list:
-        """The values that are wanted of each step."""
-        return [self.value] if self.eqn is None else list(self.operands)
-
-    def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
-        """The sum over the steps that count."""
-        if self.eqn is None:
-            total = where_counted(counts, blocks.each(self.value, env, length)).sum(0)
-            for eqn in self.then:
-                (total,) = _jax.bind(eqn, total)
-            return total
-
-        def step(total, at):
-            values, here = at
-            inside = blocks.values(zip(self.operands, values, strict=True))
-            _jax.evaluate_into(inside, [self.eqn])
-            return total + where_counted(here, inside[self.value]), None
-
-        empty = jnp.zeros(self.value.aval.shape, self.value.aval.dtype)
-        return jax.lax.scan(step, empty, ([env[v] for v in self.operands], counts), length)[0]
-
-
-Term = list  # of products and singles
+Term = list[Part]
 
 
 def where_counted(counts: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -98,32 +81,33 @@ def where_counted(counts: jax.Array | None, x: jax.Array) -> jax.Array:
 
 
 def terms_of(v, flow: Dataflow) -> Term:
-    """A term as a sum of products and single values."""
+    """A term as a sum of parts."""
     eqn = None if isinstance(v, _jax.Literal) else flow.made.get(v)
+    alone = [Part(v, (v,))]
     if eqn is None or not flow.varies(v):
-        return [Single(v)]
+        return alone
     if eqn.primitive.name == 'dot_general' and all(map(flow.varies, eqn.invars)):
-        return [Product(eqn)]
+        return [Part(v, tuple(eqn.invars), eqn, at_once=True)]
     does = PROPERTIES[eqn.primitive.name]
     if does.sums:
         parts = [part for x in eqn.invars for part in terms_of(x, flow)]
-        if any(isinstance(part, Product) or part.then for part in parts):
+        if any(part.at_once or part.then for part in parts):
             return parts
     # devices that share the lanes exchange what is summed over the steps, not a sum of each step
     if eqn.primitive.name == 'reduce_sum' and jax.device_count() > 1:
         parts = terms_of(eqn.invars[0], flow)
-        if all(isinstance(part, Product) or part.eqn is None for part in parts):
+        if all(part.at_once or part.eqn is None for part in parts):
             return [part._replace(then=(*part.then, eqn)) for part in parts]
     # an equation that is linear in its one operand and keeps its size can wait for the sum
     one = len(eqn.invars) == 1 and math.prod(eqn.invars[0].aval.shape) == math.prod(v.aval.shape)
     if one and does.linear is not None:
         parts = terms_of(eqn.invars[0], flow)
-        if all(isinstance(part, Product) or part.then for part in parts):
+        if all(part.at_once or part.then for part in parts):
             return [part._replace(then=(*part.then, eqn)) for part in parts]
     operands = tuple(flow.sources(v))
     if operands and nbytes(v) > sum(map(nbytes, operands)):
-        return [Single(v, eqn, operands)]
-    return [Single(v)]
+        return [Part(v, operands, eqn)]
+    return alone
 
 
 # blocks of steps ----------------------------------------------------------------------------------
@@ -271,11 +255,23 @@ class Blocks:
         varying = [v for v in targets if self.parts.varies(v)]
         equations = self.parts.needed(varying, env.maps[0])
         # runs of equations that are evaluated in one way
-        for way, run in itertools.groupby(equations, self._way):
+        for way, group in itertools.groupby(equations, self._way):
+            run = list(group)
             if way is None:
-                self._convolve(run, env)
-            else:
-                self._map_run(list(run), env, way)
+                for eqn in run:
+                    env[eqn.outvars[0]] = _convolved(eqn, *(_value(v, env) for v in eqn.invars))
+                continue
+            made = [v for eqn in run for v in eqn.outvars]
+            reads = [v for eqn in run for v in self.parts.sources(eqn.outvars[0])]
+            reads = list(dict.fromkeys(v for v in reads if v not in made))
+
+            def step(values, run=run, made=made, reads=reads):
+                inside = self.values(zip(reads, values, strict=True))
+                _jax.evaluate_into(inside, run)
+                return [inside[v] for v in made]
+
+            outs = way(step)([env[v] for v in reads])
+            env.update(zip(made, outs, strict=True))
 
     def _way(self, eqn) -> Callable | None:
         """What maps an equation over time; None for a convolution whose batch is time."""
@@ -287,35 +283,19 @@ class Blocks:
             return None if x and not kernel else jax.vmap
         return jax.vmap
 
-    def _convolve(self, equations: Iterable, env: ChainMap) -> None:
-        """Convolutions whose batch is time, mapped over the lanes. Mapped over time, JAX folds it
-        in front of the lanes, and devices that share these would gather the whole input.
-        """
-        for eqn in equations:
-            layout = eqn.params['dimension_numbers']
-            lanes, of_result = layout.lhs_spec[0], layout.out_spec[0]
-            kernel = _value(eqn.invars[1], env)
 
-            def convolved(x, eqn=eqn, lanes=lanes, of_result=of_result, kernel=kernel):
-                x = jnp.moveaxis(x, 0, lanes)
-                (y,) = _jax.bind(eqn, x, kernel)
-                return jnp.moveaxis(y, of_result, 0)
+def _convolved(eqn, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution of all steps, mapped over the lanes. Mapped over time, JAX folds it in front of
+    the lanes, and devices that share these would gather the whole input.
+    """
+    layout = eqn.params['dimension_numbers']
+    lanes, of_result = layout.lhs_spec[0], layout.out_spec[0]
 
-            over_lanes = jax.vmap(convolved, 1 + lanes, 1 + of_result)
-            env[eqn.outvars[0]] = over_lanes(env[eqn.invars[0]])
+    def of_lane(x):
+        (y,) = _jax.bind(eqn, jnp.moveaxis(x, 0, lanes), kernel)
+        return jnp.moveaxis(y, of_result, 0)
 
-    def _map_run(self, equations: list, env: ChainMap, mapped: Callable) -> None:
-        made = [v for eqn in equations for v in eqn.outvars]
-        reads = [v for eqn in equations for v in self.parts.sources(eqn.outvars[0])]
-        reads = list(dict.fromkeys(v for v in reads if v not in made))
-
-        def step(values):
-            inside = self.values(zip(reads, values, strict=True))
-            _jax.evaluate_into(inside, equations)
-            return [inside[v] for v in made]
-
-        outs = mapped(step)([env[v] for v in reads])
-        env.update(zip(made, outs, strict=True))
+    return jax.vmap(of_lane, 1 + lanes, 1 + of_result)(x)
 
 
 def one_by_one(step: Callable) -> Callable:
@@ -416,7 +396,7 @@ class TracedStep:
         self._term_avals = [v.aval for v in terms]
         flow = Dataflow(jaxpr, numbers)
         self._sums = [terms_of(v, flow) for v in terms]
-        summed = [v for term in self._sums for part in term for v in part.wanted]
+        summed = [v for term in self._sums for part in term for v in part.operands]
         self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened)
 
     @property
