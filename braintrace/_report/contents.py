@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,24 +42,16 @@ AXES = {  # of the value of a rule's axis that is not as by default
 }
 
 
-class KnownRule(NamedTuple):
-    """A learning rule, as far as a report needs it.
+def known(graph: ETraceGraph, rule: Any) -> tuple[str, Callable[[ETraceGraph], dict], str, bool]:
+    """``(name, init, approximation, remembers)`` of a rule, as far as a report needs it: a rule of
+    the user's own needs only a name and ``init``; None: there is no rule.
 
     ``init(graph)``: the empty trace, relation -> group -> slot; ``approximation``: what the rule
     leaves out in every model; ``remembers``: whether a gradient holds anything of an earlier step.
     """
-
-    name: str
-    init: Callable[[ETraceGraph], dict]
-    approximation: str
-    remembers: bool
-
-
-def known_rule(graph: ETraceGraph, rule: Any) -> KnownRule:
-    """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
     if rule is None:
         left_out = 'without a rule there is no trace: every gradient holds the current step only'
-        return KnownRule('no rule', lambda graph: {}, left_out, True)
+        return 'no rule', lambda graph: {}, left_out, True
     if isinstance(rule, type) or not callable(getattr(rule, 'init', None)):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '
@@ -68,7 +60,7 @@ def known_rule(graph: ETraceGraph, rule: Any) -> KnownRule:
     unknown = f'nothing is known of what {rule.name} leaves out'
     view, remembers = getattr(rule, 'view', None), getattr(rule, 'remembers', True)
     notes = [getattr(rule, 'approximation', unknown), *(view.notes(graph) if view else ())]
-    return KnownRule(str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers)
+    return str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers
 
 
 def axis_lines(rule: Any) -> tuple[str, ...]:
@@ -77,12 +69,6 @@ def axis_lines(rule: Any) -> tuple[str, ...]:
     """
     scope = getattr(getattr(rule, 'view', None), 'scope', '')
     return tuple(AXES[value] for value in (getattr(rule, 'credit', ''), scope) if value in AXES)
-
-
-def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
-    """What the rule leaves out in every model, and in this one."""
-    here = [found.reason for found in graph.found('rule')]
-    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *here])))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -152,9 +138,9 @@ def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
 # ---- relations and their trace ----
 
 
-def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...]:
+def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]:
     relations = graph.hidden_param_op_relations
-    trace = once = _trace_shapes(graph, rule)
+    trace = once = _trace_shapes(graph, init)
     if any(rel.op.repeats for rel in relations):
         # as if no op stood in a loop: these traces lack the leading axes of loops
         flat = (
@@ -162,7 +148,7 @@ def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...
             for rel in relations
         )
         plain = dataclasses.replace(graph, hidden_param_op_relations=tuple(flat))
-        once = _trace_shapes(plain, rule)
+        once = _trace_shapes(plain, init)
     rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
     for rel, group, _, laned in graph.pairs:
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
@@ -189,14 +175,14 @@ def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...
     )
 
 
-def _trace_shapes(graph: ETraceGraph, rule: KnownRule) -> dict:
+def _trace_shapes(graph: ETraceGraph, init: Callable) -> dict:
     """Shapes and dtypes: relation -> group -> slot. A trace in float64 is one wherever this is
     called.
     """
     dtypes = [a.dtype for op in graph.ops for a in (op.y_aval, *op.weight_avals.values())]
     wide = any(jnp.issubdtype(d, jnp.inexact) and jnp.finfo(d).bits == 64 for d in dtypes)
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        return jax.eval_shape(lambda: rule.init(graph))
+        return jax.eval_shape(lambda: init(graph))
 
 
 # ---- parameters ----
@@ -206,7 +192,8 @@ def parameter_rows(
     graph: ETraceGraph,
     cuts: Sequence[CutRow],
     relations: Sequence[RelationRow],
-    rule: KnownRule,
+    approximation: str,
+    remembers: bool,
 ) -> tuple[ParameterRow, ...]:
     rows, program = [], graph.program
     # the parameters of ops that read a hidden state, as the reset gate of a GRU does
@@ -227,15 +214,15 @@ def parameter_rows(
             if group in cut.reads
         ]
         lost += _lost_uses(graph, path)
-        if own and rule.approximation:
-            lost.append(LeftOut('rule', rule.approximation))
+        if own and approximation:
+            lost.append(LeftOut('rule', approximation))
         lost += [lacks[rel.key] for rel in own if rel.key in lacks]
-        carried = rule.remembers and any(rel.trace for rel in own)
+        carried = remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change
         first_use = (program.equations[i].where for i, _ in readers(program, value))
         meaning, advice = routes[path].row.meaning, routes[path].row.advice
-        if route.kind == 'trace' and not rule.remembers:
+        if route.kind == 'trace' and not remembers:
             meaning, advice = FORGETS
         rows.append(
             ParameterRow(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 
 from .._compiler import WINDOWS, Diagnostic, ETraceGraph, OpUse
-from ..errors import OptionError
 
 # warnings and errors ------------------------------------------------------------------------------
 #
@@ -217,117 +215,9 @@ class DiagnosticRow:
 
 @dataclass(frozen=True)
 class Share:
-    """What each of some devices holds and sends, in bytes: see :meth:`ReportData.at`."""
+    """What each of some devices holds and sends, in bytes: see :meth:`Report.at`."""
 
     devices: int
     held: int
     gradient: int
     units_apart: bool
-
-
-@dataclass(frozen=True, repr=False)
-class ReportData:
-    """The contents of a report."""
-
-    rule: str
-    approximation: str
-    axes: tuple[str, ...]
-    batch_size: int | None
-    groups: tuple[GroupRow, ...]
-    relations: tuple[RelationRow, ...]
-    parameters: tuple[ParameterRow, ...]
-    cuts: tuple[CutRow, ...]
-    diagnostics: tuple[DiagnosticRow, ...]
-    graph: ETraceGraph = field(compare=False)
-    share: Share | None = None
-    share_of: Callable | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the whole trace; nothing is allocated."""
-        return sum(row.bytes for row in self.relations)
-
-    @property
-    def memory_of_lane(self) -> int:
-        """Bytes of the trace that one more sample in the batch adds."""
-        return self.at(1).memory - self.at(0).memory if self.batch_size is not None else 0
-
-    @property
-    def memory_of_head(self) -> int:
-        """Bytes of one head's gradients that stay apart by sample, and of an eligibility trace of
-        them: the batch size times the parameters.
-        """
-        sizes = (
-            math.prod(row.shape) * jnp.dtype(row.dtype).itemsize
-            for row in self.parameters
-            if jnp.issubdtype(row.dtype, jnp.inexact)
-        )
-        return (1 if self.batch_size is None else self.batch_size) * sum(sizes)
-
-    @property
-    def exact(self) -> bool:
-        """Whether every gradient holds the whole past.
-
-        It is False as well where weights of ops are constants, and no parameter has a past.
-        """
-        if any(row.left_out for row in self.parameters):
-            return False
-        constant = any(found.kind == 'constant-weight' for found in self.diagnostics)
-        return not constant or any(row.history == 'whole' for row in self.parameters)
-
-    def at(self, batch_size: int, *, param_specs=None, batch_axis=None, mesh=None) -> Self:
-        """This report at another batch size; shapes of states stay as they were compiled.
-
-        With a ``mesh``, also of no devices (``jax.sharding.AbstractMesh``), it has ``share``: what
-        a device holds and sends where ``partition_specs`` of the learner puts the arrays, given
-        ``param_specs`` (None: each device has all parameters) and ``batch_axis``. In bytes:
-        ``share.held``, its parts of params, carry, trace and t, and ``share.gradient``, what it
-        exchanges for each gradient; with ``share.units_apart`` inputs and states at each step,
-        which ``gradient`` leaves out.
-
-        >>> import braintrace, jax, jax.numpy as jnp
-        >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
-        >>> report = braintrace.compile(model, 'D_RTRL', x, batch_size=3).report
-        >>> mesh = jax.sharding.AbstractMesh((8,), ('data',))
-        >>> report.at(64, batch_axis='data', mesh=mesh).share
-        Share(devices=8, held=1024, gradient=96, units_apart=False)
-        """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
-            raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')
-        if self.batch_size is None:
-            raise OptionError(
-                'the step has no batch axis that its ops share, so its trace has no other batch '
-                f'size than {batch_size}: it '
-                f'takes {self.memory} bytes as compiled. Under jax.vmap count that for each lane.'
-            )
-        relations = tuple(
-            dataclasses.replace(r, trace=tuple(t.at(batch_size) for t in r.trace))
-            for r in self.relations
-        )
-        share = None
-        if mesh is None and (param_specs is not None or batch_axis is not None):
-            raise OptionError(
-                'param_specs and batch_axis say where arrays lie on a mesh, and mesh is left out. '
-                'Give one; a `jax.sharding.AbstractMesh` needs no devices.'
-            )
-        if mesh is not None:
-            if self.share_of is None:
-                raise OptionError(
-                    'a report of a graph knows no mesh; ask that of a learner: `learner.report.at('
-                    'batch_size, param_specs=..., batch_axis=..., mesh=...)`.'
-                )
-            share = self.share_of(batch_size, param_specs, batch_axis, mesh)
-        return dataclasses.replace(self, batch_size=batch_size, relations=relations, share=share)
-
-    def as_dict(self) -> dict:
-        """Everything as dicts, lists, strings, numbers and None, as for JSON."""
-        return {**_plain(self), 'memory': self.memory, 'exact': self.exact}
-
-
-def _plain(value):
-    if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value) if f.name not in ('graph', 'share_of')]
-        value = {name: getattr(value, name) for name in names}
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
