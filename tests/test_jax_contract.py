@@ -328,9 +328,9 @@ def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
         X,
         X.T + 1,
     )
-    parts = _jax.remat_parts(eqn)
-    assert parts.policy is policy and parts.prevent_cse is False and parts.consts == []
-    check(eqn, parts, lambda p, operands: evaluate(p.body, p.consts, *operands))
+    body, consts = _jax.call_body(eqn)
+    assert _jax.recomputed(eqn) == (policy, False) and consts == []
+    check(eqn, body, lambda body, operands: evaluate(body, consts, *operands))
 
 
 @pytest.mark.parametrize('check_vma', [False, True])
@@ -529,10 +529,11 @@ def test_other_equations_have_no_parts():
         _jax.scan_parts,
         _jax.while_parts,
         _jax.cond_branches,
-        _jax.remat_parts,
+        _jax.recomputed,
+        _jax.call_body,
         _jax.shard_map_parts,
     )
-    assert [accessor(eqn) for accessor in accessors] == [None] * 5
+    assert [accessor(eqn) for accessor in accessors] == [None] * 6
 
 
 def test_varying_names_the_shards_along_which_a_value_differs():

@@ -155,14 +155,12 @@ def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
 
 def _equation(eqn, ins: list[int]) -> list[int]:
     """The kinds of an equation's results; calls, loops and branches are entered."""
-    body, remat, scan = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.scan_parts(eqn)
-    branches, avals = _jax.cond_branches(eqn), [v.aval for v in eqn.outvars]
+    call, scan, branches = _jax.call_body(eqn), _jax.scan_parts(eqn), _jax.cond_branches(eqn)
+    avals = [v.aval for v in eqn.outvars]
     if eqn.primitive.name in _jax.CUSTOM_CALLS:
-        body = eqn.params['call_jaxpr']
-    if body is not None:
-        return _through(_jax.closed_jaxpr(body)[0], ins)
-    if remat is not None:
-        return _through(remat.body, ins)
+        call = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
+    if call is not None:
+        return _through(call[0], ins)
     if scan is not None:
         # followed until what its carry is stays
         consts, carry, xs = scan.split(ins)

@@ -7,7 +7,6 @@ from typing import Any
 
 from .. import _jax
 
-CALLS = {'jit', 'pjit', 'closed_call', 'remat', 'remat2', 'checkpoint'}
 Reads = frozenset[int]  # the numbers of inputs that a value depends on
 NONE: Reads = frozenset()
 
@@ -27,10 +26,6 @@ def live_equations(jaxpr) -> list:
     return found[::-1]
 
 
-def is_call(eqn) -> bool:
-    return eqn.primitive.name in CALLS and 'jaxpr' in eqn.params
-
-
 def dependence(
     jaxpr, of_inputs: Sequence[Reads], effect: Reads = NONE, inside: bool = False
 ) -> Callable[[Any], Reads]:
@@ -46,8 +41,9 @@ def dependence(
 
     for eqn in jaxpr.eqns:
         ins = [of(v) for v in eqn.invars]
-        if inside and is_call(eqn):
-            body, _ = _jax.closed_jaxpr(eqn.params['jaxpr'])
+        call = _jax.call_body(eqn) if inside else None
+        if call is not None:
+            body, _ = call
             outs = list(map(dependence(body, ins, effect, inside), body.outvars))
         else:
             every = (effect if eqn.effects else NONE).union(*ins)

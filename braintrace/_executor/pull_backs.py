@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import is_complex
-from .dataflow import Reads, dependence, is_call
+from .dataflow import Reads, dependence
 
 
 class Uncut(NamedTuple):
@@ -96,10 +96,10 @@ def _gated(
     for eqn in jaxpr.eqns:
         # what depends on the loss alone stays as it is until it meets another value
         alone = all(reads(v) == first for v in eqn.outvars)
-        ins = [value(v, alone or is_call(eqn)) for v in eqn.invars]
-        if is_call(eqn):
-            body = _jax.closed_jaxpr(eqn.params['jaxpr'])
-            outs = _gated(*body, ins, [reads(v) for v in eqn.invars], first, counts)
+        call = _jax.call_body(eqn)
+        ins = [value(v, alone or call is not None) for v in eqn.invars]
+        if call is not None:
+            outs = _gated(*call, ins, [reads(v) for v in eqn.invars], first, counts)
         else:
             outs = _jax.bind(eqn, *ins)
         env.update(zip(eqn.outvars, outs, strict=True))

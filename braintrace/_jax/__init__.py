@@ -4,27 +4,64 @@ from jax.core import Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .control_flow import *
-from .control_flow import __all__ as _control_flow
-from .evaluation import *
-from .evaluation import __all__ as _evaluation
-from .places import *
-from .places import __all__ as _places
-from .platforms import *
-from .platforms import __all__ as _platforms
-from .shards import *
-from .shards import __all__ as _shards
-
-__all__ = [
-    'Literal',
-    'Primitive',
-    'Tracer',
-    'ad',
-    'batching',
-    'mlir',
-    *_control_flow,
-    *_evaluation,
-    *_places,
-    *_platforms,
-    *_shards,
-]
+from .control_flow import (
+    ScanParts,
+    WhileParts,
+    call_body,
+    cond_branches,
+    recomputed,
+    scan_parts,
+    while_parts,
+)
+from .evaluation import (
+    CUSTOM_CALLS,
+    DropVar,
+    ShapedArray,
+    apply_primitive,
+    bind,
+    called,
+    closed_jaxpr,
+    config_values,
+    current_trace,
+    evaluate,
+    evaluate_into,
+    holds_call,
+    inlinable,
+    is_key,
+    is_mutable,
+    is_outermost,
+    literal,
+    mapped_axes,
+    opened,
+    promoted,
+    sub_jaxprs,
+    trace,
+    walk,
+    with_results,
+)
+from .places import (
+    at_location,
+    hide_from_locations,
+    location,
+)
+from .platforms import (
+    alone_or,
+    as_if_on,
+    by_platform,
+    lower_alone,
+    platform_dependent,
+    platform_here,
+)
+from .shards import (
+    ShardMapParts,
+    WithoutMesh,
+    checked,
+    collective_axes,
+    is_checked,
+    named_axes_here,
+    shard_map_parts,
+    surrounding_mesh,
+    varying,
+    varying_along,
+    with_bodies,
+)

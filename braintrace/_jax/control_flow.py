@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .evaluation import closed_jaxpr
-
-__all__ = [
-    'ScanParts',
-    'WhileParts',
-    'cond_branches',
-    'remat_parts',
-    'scan_parts',
-    'while_parts',
-]
+from .evaluation import closed_jaxpr, inlinable
 
 
 class ScanParts(NamedTuple):
@@ -92,18 +83,16 @@ def cond_branches(eqn) -> list[tuple[Any, list]] | None:
     return list(map(closed_jaxpr, eqn.params['branches'])) if eqn.primitive.name == 'cond' else None
 
 
-class RematParts(NamedTuple):
-    """A ``jax.checkpoint``: the operands are the body's invars."""
-
-    body: Any
-    consts: list
-    policy: Any
-    prevent_cse: Any
-
-
-def remat_parts(eqn) -> RematParts | None:
+def recomputed(eqn) -> tuple[Any, Any] | None:
+    """``(policy, prevent_cse)`` of a ``jax.checkpoint``."""
     if eqn.primitive.name != 'remat2':
         return None
-    return RematParts(
-        *closed_jaxpr(eqn.params['jaxpr']), eqn.params['policy'], eqn.params['prevent_cse']
-    )
+    return eqn.params['policy'], eqn.params['prevent_cse']
+
+
+def call_body(eqn) -> tuple[Any, list] | None:
+    """The body ``(jaxpr, consts)`` of a call or of a ``jax.checkpoint``, whose operands are the
+    body's invars.
+    """
+    body = inlinable(eqn) if recomputed(eqn) is None else eqn.params['jaxpr']
+    return None if body is None else closed_jaxpr(body)

@@ -13,33 +13,6 @@ from jax._src import dispatch as _dispatch
 from jax._src.interpreters.batching import BatchTracer as _BatchTracer
 from jax.extend.core import Literal, Primitive
 
-__all__ = [
-    'CUSTOM_CALLS',
-    'DropVar',
-    'ShapedArray',
-    'apply_primitive',
-    'bind',
-    'called',
-    'closed_jaxpr',
-    'config_values',
-    'current_trace',
-    'evaluate',
-    'evaluate_into',
-    'holds_call',
-    'inlinable',
-    'is_outermost',
-    'is_key',
-    'is_mutable',
-    'literal',
-    'mapped_axes',
-    'opened',
-    'promoted',
-    'sub_jaxprs',
-    'trace',
-    'walk',
-    'with_results',
-]
-
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
 # of functions that bring their own derivative rule; the body is `params['call_jaxpr']`
 CUSTOM_CALLS = {'custom_jvp_call', 'custom_vjp_call'}

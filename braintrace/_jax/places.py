@@ -14,8 +14,6 @@ from pathlib import Path
 
 from jax._src import source_info_util as _source
 
-__all__ = ['at_location', 'hide_from_locations', 'location']
-
 PACKAGE = Path(__file__).absolute().parent.parent
 CELLS = PACKAGE / 'nn'
 PARTS_OF_CELLS = ('_base.py', '_linear.py')  # a line there says less than the cell's

@@ -18,15 +18,6 @@ from jax.interpreters import ad, batching, mlir
 
 from .evaluation import apply_primitive, closed_jaxpr, evaluate
 
-__all__ = [
-    'alone_or',
-    'as_if_on',
-    'by_platform',
-    'lower_alone',
-    'platform_dependent',
-    'platform_here',
-]
-
 _as_if: ContextVar[str | None] = ContextVar('platform', default=None)
 # inside of a choice: the platform whose code is traced, and those that have code of their own
 _inside: ContextVar[tuple[str | None, frozenset[str]]]

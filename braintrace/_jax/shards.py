@@ -15,20 +15,6 @@ from jax._src import linear_util as _functions
 
 from .evaluation import CUSTOM_CALLS, ShapedArray, closed_jaxpr, sub_jaxprs
 
-__all__ = [
-    'ShardMapParts',
-    'WithoutMesh',
-    'checked',
-    'collective_axes',
-    'is_checked',
-    'named_axes_here',
-    'shard_map_parts',
-    'surrounding_mesh',
-    'varying',
-    'varying_along',
-    'with_bodies',
-]
-
 LATE_RULES = ('jvp_jaxpr_fun', 'fwd_jaxpr_thunk')
 
 

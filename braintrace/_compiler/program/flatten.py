@@ -69,14 +69,12 @@ class _Lowering:
 
     def __call__(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
         # calls are inlined, also the branch of a cond that is known
-        body, remat, branches = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.cond_branches(eqn)
-        if body is not None:
-            return build.call(*_jax.closed_jaxpr(body), ins, place)
-        if remat is not None:
-            keep = self.policy.checkpoint != 'inline'
-            region = [Remat(remat.policy, remat.prevent_cse)] if keep else []
+        call, again, branches = _jax.call_body(eqn), _jax.recomputed(eqn), _jax.cond_branches(eqn)
+        if call is not None:
+            kept = again is not None and self.policy.checkpoint != 'inline'
+            region = [Remat(*again)] if kept else []
             with build.having(scope=(*build.scope, *region)):
-                return build.call(remat.body, remat.consts, ins, place)
+                return build.call(*call, ins, place)
         if branches is not None and ins[0] in build.constants:
             branch, consts = branches[int(build.constants[ins[0]])]
             return build.call(branch, consts, ins[1:], place)

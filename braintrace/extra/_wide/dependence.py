@@ -130,11 +130,9 @@ def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
 
 def _inside(eqn, ins: list[_Pattern], look) -> list[_Pattern] | None:
     """The results of an equation that has a body."""
-    call, remat = _jax.inlinable(eqn), _jax.remat_parts(eqn)
+    call = _jax.call_body(eqn)
     if call is not None:
-        return _called(_jax.closed_jaxpr(call), ins, look)
-    if remat is not None:
-        return _called((remat.body, remat.consts), ins, look)
+        return _called(call, ins, look)
     scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
     if scan is not None:
         return _scanned(scan, [v.aval for v in eqn.outvars], ins, look)
