@@ -26,7 +26,7 @@ class Table(NamedTuple):
 def as_text(lines: Sequence[str], tables: Sequence[Table]) -> str:
     """The lines, then each table that has rows, its columns aligned."""
     lines = list(lines)
-    for table in filter(_has_rows, tables):
+    for table in [each for each in tables if each.rows]:
         widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
         lines += ['', table.title]
         lines += [
@@ -40,7 +40,7 @@ def as_html(lines: Sequence[str], tables: Sequence[Table]) -> str:
     """The lines and tables as one ``div``; every text is escaped, long lines are wrapped."""
     text = html.escape('\n'.join(lines))
     parts = ['<div style="font-size:90%">', f'<pre style="{LINES}">{text}</pre>']
-    for table in filter(_has_rows, tables):
+    for table in [each for each in tables if each.rows]:
         head = ''.join(_cell('th', text) for text in table.columns)
         body = ''.join(
             '<tr>' + ''.join(_cell('td', text) for text in row) + '</tr>' for row in table.rows
@@ -56,7 +56,3 @@ def as_html(lines: Sequence[str], tables: Sequence[Table]) -> str:
 def _cell(tag: str, text: str) -> str:
     wrap = ';white-space:nowrap' if len(text) <= SHORT else ''
     return f'<{tag} style="{CELL}{wrap}">{html.escape(text)}</{tag}>'
-
-
-def _has_rows(table: Table) -> bool:
-    return bool(table.rows)

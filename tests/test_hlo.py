@@ -28,52 +28,56 @@ def loss(y, target):
     return jnp.mean((y - target) ** 2)
 
 
-@functools.cache
-def setting():
-    rng = np.random.default_rng(0)
-    params = {
-        'w': jnp.asarray(rng.normal(size=(I + N, N)), jnp.float32),
-        'out': jnp.asarray(rng.normal(size=(N, 2)), jnp.float32),
-    }
-    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
-    xs, ys = jnp.ones((T, B, I)), jnp.ones((T, B, 2))
-    return learner, params, learner.init(params, jnp.zeros((B, N)), xs[0]), xs, ys
+def draw(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
-def optimised(fn):
-    """A jit with every optimisation of XLA, as users have it; these tests are compiled without."""
-    return jax.jit(fn, donate_argnums=0, compiler_options=xla.AS_USERS_HAVE_IT)
+D_RTRL = braintrace.rules.d_rtrl()
+PARAMS = {'w': draw(I + N, N), 'out': draw(N, 2)}
+XS, YS = jnp.ones((T, B, I)), jnp.ones((T, B, 2))
 
 
 @functools.cache
-def train(write_every):
-    learner, params, state, xs, ys = setting()
-    optimizer = optax.sgd(0.1)
+def learner_of(cell=cell, rule=D_RTRL, states=1):
+    """A learner and its first state."""
+    learner, h = braintrace.functional.online(cell, rule), jnp.zeros((B, N))
+    return learner, learner.init(PARAMS, h if states == 1 else (h,) * states, XS[0])
+
+
+def optimised(fn, *args):
+    """A program with every optimisation of XLA, as users have it; these tests are compiled
+    without.
+    """
+    jitted = jax.jit(fn, donate_argnums=0, compiler_options=xla.AS_USERS_HAVE_IT)
+    return jitted.lower(*args).compile()
+
+
+@functools.cache
+def train(write_every, **of_learner):
+    (learner, state), optimizer = learner_of(**of_learner), optax.sgd(0.1)
 
     def run(state, params, opt_state, xs, ys):
-        return learner.sequence_update(loss, optimizer, write_every=write_every)(
-            params, opt_state, state, xs, ys
-        )
+        update = learner.sequence_update(loss, optimizer, write_every=write_every)
+        return update(params, opt_state, state, xs, ys)
 
-    return optimised(run).lower(state, params, optimizer.init(params), xs, ys).compile()
+    return optimised(run, state, PARAMS, optimizer.init(PARAMS), XS, YS)
 
 
 @functools.cache
-def gradient(window):
-    learner, params, state, xs, ys = setting()
+def gradient(window, keep_trace=True, **of_learner):
+    learner, state = learner_of(**of_learner)
 
     def run(state, params, xs, ys):
-        return learner.sequence_grad(loss, window=window)(params, state, xs, ys)
+        grad = learner.sequence_grad(loss, window=window, keep_trace=keep_trace)
+        return grad(params, state, xs, ys)
 
-    return optimised(run).lower(state, params, xs, ys).compile()
+    return optimised(run, state, PARAMS, XS, YS)
 
 
 @functools.cache
 def own_loop(write_every):
     """A gradient and an update after each single step, as a user's own scan."""
-    _, params, _, xs, ys = setting()
-    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(write_every=write_every))
-    state = learner.init(params, jnp.zeros((B, N)), xs[0])
+    learner, state = learner_of(rule=braintrace.rules.d_rtrl(write_every=write_every))
 
     def run(state, params, xs, ys):
         def step(kept, at):
@@ -83,7 +87,7 @@ def own_loop(write_every):
 
         return jax.lax.scan(step, (state, params), (xs, ys))[0]
 
-    return optimised(run).lower(state, params, xs, ys).compile()
+    return optimised(run, state, PARAMS, XS, YS)
 
 
 def coupled(params, states, x):
@@ -101,29 +105,17 @@ def unread(params, states, x):
     return jnp.tanh(c) @ params['out'], (c, jnp.tanh(c))
 
 
-def run_of_two(cell, what):
-    """A compiled run with a trace of two states, donated."""
-    _, params, _, xs, ys = setting()
-    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(write_every=2))
-    state, optimizer = learner.init(params, (jnp.zeros((B, N)),) * 2, xs[0]), optax.sgd(0.1)
-
-    def run(state, params, xs, ys):
-        if what == 'updates':
-            update = learner.sequence_update(loss, optimizer, write_every=1)
-            return update(params, optimizer.init(params), state, xs, ys)
-        return learner.sequence_grad(loss, window=None)(params, state, xs, ys)
-
-    return optimised(run).lower(state, params, xs, ys).compile()
-
-
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('what', ['updates', 'kept'])
 @pytest.mark.parametrize('cell', [coupled, unread])
 def test_a_trace_of_two_states_is_never_copied(cell, what):
     """Not where steps that are pending between single steps are written first, either."""
+    two = {'cell': cell, 'rule': braintrace.rules.d_rtrl(write_every=2), 'states': 2}
     made = [
         opcode
-        for _, result, opcode in instructions(run_of_two(cell, what))
+        for _, result, opcode in instructions(
+            train(1, **two) if what == 'updates' else gradient(None, **two)
+        )
         if result.startswith(f'f32[{TRACE}]') and opcode not in ('get-tuple-element', 'parameter')
     ]
     assert made and 'copy' not in made
@@ -140,15 +132,13 @@ def gates(params, h, x):
 @pytest.mark.slow
 def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_numbers():
     learner = braintrace.functional.online(gates, braintrace.rules.d_rtrl())
-    params = {'w': jnp.ones((I + N, 2 * N)), 'out': jnp.ones((N, 2))}
-    xs, ys, optimizer = jnp.ones((T, B, I)), jnp.ones((T, B, 2)), optax.sgd(0.1)
-    state = learner.init(params, jnp.zeros((B, N)), xs[0])
-    update = optimised(
-        lambda state, params, opt_state: learner.sequence_update(loss, optimizer)(
-            params, opt_state, state, xs, ys
-        )
-    )
-    text = update.lower(state, params, optimizer.init(params)).compile().as_text()
+    params, optimizer = {'w': jnp.ones((I + N, 2 * N)), 'out': jnp.ones((N, 2))}, optax.sgd(0.1)
+    state = learner.init(params, jnp.zeros((B, N)), XS[0])
+
+    def update(state, params, opt_state):
+        return learner.sequence_update(loss, optimizer)(params, opt_state, state, XS, YS)
+
+    text = optimised(update, state, params, optimizer.init(params)).as_text()
     trace = f'f32[{B},{I + N},{2 * N}]'
     fused = [c for c in re.split(r'\n}\n', text) if c.lstrip().startswith('%fused_computation')]
     passes = [c for c in fused if trace in c]
@@ -164,15 +154,9 @@ def synapse(params, states, x):
 
 
 def test_pending_steps_hold_no_zeros_that_the_structure_gives():
-    learner = braintrace.functional.online(synapse, braintrace.rules.d_rtrl(write_every=2))
-    params, xs = setting()[1], setting()[3]
-    state = jax.eval_shape(learner.init, params, (jnp.zeros((B, N)),) * 2, xs[0])
+    _, state = learner_of(synapse, braintrace.rules.d_rtrl(write_every=2), 2)
     (rows,) = state.trace['(pending)'].p.values()
     assert [[x is not None for x in row] for row in rows] == [[True, False], [True, True]]
-
-
-def trace_bytes():
-    return sum(e.nbytes for e in jax.tree.leaves(setting()[2].trace))
 
 
 def instructions(compiled):
@@ -203,7 +187,8 @@ def instructions(compiled):
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= trace_bytes() > memory.temp_size_in_bytes
+    trace_bytes = sum(e.nbytes for e in jax.tree.leaves(learner_of()[1].trace))
+    assert memory.alias_size_in_bytes >= trace_bytes > memory.temp_size_in_bytes
     made = [
         (where, opcode)
         for where, result, opcode in instructions(compiled)
@@ -219,16 +204,17 @@ def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
 
 
 def gradient_of_a_window(learner, *args):
+    """The gradient alone: nobody asks for the trace."""
     run = learner.sequence_grad(loss, window=None)
-    return optimised(lambda *args: run(*args)[0]).lower(*args).compile()
+    return optimised(lambda *args: run(*args)[0], *args)
 
 
 def test_inside_a_window_nothing_of_the_weights_size_is_made():
     """Nobody asks for the trace, so all loops are over steps, beside the one that reads the history
     lane by lane.
     """
-    learner, params, state, xs, ys = setting()
-    compiled = gradient_of_a_window(learner, params, state, xs, ys)
+    learner, state = learner_of()
+    compiled = gradient_of_a_window(learner, PARAMS, state, XS, YS)
     loops = set(re.findall(r'body=(%[\w.-]+)', compiled.as_text()))
     rows = [row for row in instructions(compiled) if row[0] in loops]
     assert loops and any(opcode == 'fusion' for _, _, opcode in rows)
@@ -247,8 +233,8 @@ def test_inside_a_window_nothing_of_the_weights_size_is_made():
 
 def test_the_loop_of_a_window_holds_the_product_with_the_state_alone():
     """One product forward, ``h @ W_h``; those of the inputs and of the readout are of all steps."""
-    learner, params, state, xs, ys = setting()
-    text = gradient_of_a_window(learner, params, state, xs, ys).as_text()
+    learner, state = learner_of()
+    text = gradient_of_a_window(learner, PARAMS, state, XS, YS).as_text()
     products = re.findall(r'= f32\[([\d,]+)\]\S* dot\(', text)
     assert products.count(f'{B},{N}') == 1
     assert {f'{T * B},{N}', f'{T * B},2'} <= set(products)
@@ -266,14 +252,9 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
         return cell(params, h, layer(z, params['v'].T))
 
     learner = braintrace.functional.online(feedforward, braintrace.rules.d_rtrl())
-    params, h, xs, ys = (
-        {**setting()[1], 'v': jnp.ones((I, 2 * I)) / I},
-        jnp.zeros((B, N)),
-        jnp.ones((T, B, I)),
-        jnp.ones((T, B, 2)),
-    )
-    state = learner.init(params, h, xs[0])
-    run = gradient_of_a_window(learner, params, state, xs, ys)
+    params = {**PARAMS, 'v': jnp.ones((I, 2 * I)) / I}
+    state = learner.init(params, jnp.zeros((B, N)), XS[0])
+    run = gradient_of_a_window(learner, params, state, XS, YS)
     loops = set(re.findall(r'body=(%[\w.-]+)', run.as_text()))
     made = [
         (where in loops, opcode)
@@ -292,12 +273,7 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
 
 def dropped_window(rule):
     """The gradient of one window, and the state after it, in which no trace counts."""
-    _, params, _, xs, ys = setting()
-    learner = braintrace.functional.online(cell, rule)
-    state = learner.init(params, jnp.zeros((B, N)), xs[0])
-    run = learner.sequence_grad(loss, window=None, keep_trace=False)
-    program = optimised(lambda state, params, xs, ys: run(params, state, xs, ys))
-    return program.lower(state, params, xs, ys).compile()
+    return gradient(None, keep_trace=False, rule=rule)
 
 
 def of_the_traces_size(compiled):
@@ -326,10 +302,10 @@ def test_without_a_rule_a_window_has_no_loop_backwards():
 
 
 def test_under_vmap_the_history_is_skipped_where_no_lane_has_a_past():
-    learner, params, state, xs, ys = setting()
+    learner, state = learner_of()
     run = jax.jit(jax.vmap(learner.sequence_grad(loss), (0, 0, None, None)))
-    params, state = jax.tree.map(lambda a: jnp.stack([a, a]), (params, state))
-    assert ' conditional(' in run.lower(params, state, xs, ys).compile().as_text()
+    params, state = jax.tree.map(lambda a: jnp.stack([a, a]), (PARAMS, state))
+    assert ' conditional(' in run.lower(params, state, XS, YS).compile().as_text()
 
 
 def test_what_the_checks_look_for_is_found_where_it_is():

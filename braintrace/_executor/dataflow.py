@@ -26,6 +26,11 @@ def live_equations(jaxpr) -> list:
     return found[::-1]
 
 
+def body_of(eqn) -> tuple[Any, list] | None:
+    """The body of a call and its constants; most equations hold no jaxpr that could be one."""
+    return _jax.call_body(eqn) if 'jaxpr' in eqn.params else None
+
+
 def dependence(
     jaxpr, of_inputs: Sequence[Reads], effect: Reads = NONE, inside: bool = False
 ) -> Callable[[Any], Reads]:
@@ -41,7 +46,7 @@ def dependence(
 
     for eqn in jaxpr.eqns:
         ins = [of(v) for v in eqn.invars]
-        call = _jax.call_body(eqn) if inside else None
+        call = body_of(eqn) if inside else None
         if call is not None:
             body, _ = call
             outs = list(map(dependence(body, ins, effect, inside), body.outvars))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import is_complex
-from .dataflow import Reads, dependence
+from .dataflow import Reads, body_of, dependence
 
 
 class Uncut(NamedTuple):
@@ -96,7 +96,7 @@ def _gated(
     for eqn in jaxpr.eqns:
         # what depends on the loss alone stays as it is until it meets another value
         alone = all(reads(v) == first for v in eqn.outvars)
-        call = _jax.call_body(eqn)
+        call = body_of(eqn)
         ins = [value(v, alone or call is not None) for v in eqn.invars]
         if call is not None:
             outs = _gated(*call, ins, [reads(v) for v in eqn.invars], first, counts)
