@@ -162,7 +162,7 @@ class Evaluation:
             x = jax.lax.stop_gradient(x)
         return x if r.probe is None else x + self.probes[r.probe]
 
-    def inside(self, steps: Sequence[Step], keys: Iterable[Key], values) -> Evaluation:
+    def inside(self, steps: Sequence[Planned], keys: Iterable[Key], values) -> Evaluation:
         """The same run with some values replaced, after the steps of a region that is a function
         of them.
         """
@@ -173,7 +173,7 @@ class Evaluation:
         return inner
 
 
-class Step(NamedTuple):
+class Planned(NamedTuple):
     """A step of a plan: ``run(at)`` makes the values of the keys ``makes`` of those that it
     ``needs``. ``scope``: the regions around it.
     """
@@ -238,9 +238,9 @@ class Plan:
         """Keys of the reads, without constants of the program."""
         return [r.key for r in reads if r.value not in self.program.constants]
 
-    def block(self, start: int, stop: int) -> list[Step]:
+    def block(self, start: int, stop: int) -> list[Planned]:
         """The steps of some equations, asked for from the last to the first."""
-        steps: list[Step] = []
+        steps: list[Planned] = []
         i = stop - 1
         while i >= start:
             eqn = self.program.equations[i]
@@ -257,7 +257,7 @@ class Plan:
             i -= 1
         return steps[::-1]
 
-    def one(self, i: int, variant: Variant) -> Step:
+    def one(self, i: int, variant: Variant) -> Planned:
         """One equation in one variant; of an op also its probe is read, and its x may be kept."""
         eqn, reads = self.program.equations[i], self.operands(i, variant)
         self.want(*reads)
@@ -274,11 +274,11 @@ class Plan:
             for key in kept:
                 at.env[key] = args[eqn.primitive.x_invar_index]
 
-        return Step(run, needs + [(PROBE, i)] * is_op, results + kept, eqn.scope)
+        return Planned(run, needs + [(PROBE, i)] * is_op, results + kept, eqn.scope)
 
     # loops ----------------------------------------------------------------------------------------
 
-    def repeated(self, loop: Loop, begin: int, end: int) -> Step | None:
+    def repeated(self, loop: Loop, begin: int, end: int) -> Planned | None:
         """The loop between two markers; None where nothing of it is wanted."""
         first, last = self.program.equations[begin], self.program.equations[end]
         place = {v: k for k, v in enumerate(last.outs)}
@@ -334,19 +334,19 @@ class Plan:
         known = {*given, *(k for step in steps for k in step.makes)}
         of_body = [k for step in steps for k in step.needs] + results
         needs = self.keys([*inits, *rows]) + [k for k in of_body if k not in known]
-        return Step(run, needs, outside, first.scope)
+        return Planned(run, needs, outside, first.scope)
 
     # regions that are recomputed ------------------------------------------------------------------
 
-    def nest(self, steps: list[Step], depth: int, read_behind: Iterable[Key]) -> list[Step]:
+    def nest(self, steps: list[Planned], depth: int, read_behind: Iterable[Key]) -> list[Planned]:
         """Steps, with the steps of each recomputed region of a depth put together; ``read_behind``:
         the keys that are read behind all of them.
         """
         uses = Counter(k for step in steps for k in step.needs)
         uses.update(read_behind)
-        found: list[Step] = []
+        found: list[Planned] = []
 
-        def region_of(step: Step) -> Any:
+        def region_of(step: Planned) -> Any:
             return step.scope[depth] if len(step.scope) > depth else None
 
         for region, group in itertools.groupby(steps, region_of):
@@ -356,7 +356,9 @@ class Plan:
                 found += group
         return found
 
-    def recomputed(self, region: Remat, steps: list[Step], depth: int, uses: Counter[Key]) -> Step:
+    def recomputed(
+        self, region: Remat, steps: list[Planned], depth: int, uses: Counter[Key]
+    ) -> Planned:
         """One region, as a function from its outside reads to the values that are read outside;
         ``uses`` counts the reads of each key inside and outside.
         """
@@ -377,4 +379,4 @@ class Plan:
             again = jax.checkpoint(body, policy=region.policy, prevent_cse=region.prevent_cse)
             at.env.update(zip(results, again([at.env[k] for k in given]), strict=True))
 
-        return Step(run, reads, results, steps[0].scope[:depth])
+        return Planned(run, reads, results, steps[0].scope[:depth])
