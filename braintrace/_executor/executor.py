@@ -62,9 +62,11 @@ def stopped(tree):
     once.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    firsts = [next(k for k, other in enumerate(leaves) if other is x) for x in leaves]
-    once = {k: jax.lax.stop_gradient(leaves[k]) for k in firsts}
-    return jax.tree.unflatten(treedef, [once[k] for k in firsts])
+    constants: list = []
+    for k, leaf in enumerate(leaves):
+        first = next(j for j, other in enumerate(leaves) if other is leaf)
+        constants.append(jax.lax.stop_gradient(leaf) if first == k else constants[first])
+    return jax.tree.unflatten(treedef, constants)
 
 
 class Executor:
@@ -77,6 +79,11 @@ class Executor:
     def __init__(self, graph: ETraceGraph, probes: bool = False):
         self.graph, self.program, self.probes = graph, graph.program, probes
         self.owned = {op.equation: op for op in graph.ops if op.owned}
+        # slots of the owned ops, and the parameters behind any of their weights
+        self.trainable = {op.key: op.trainable for op in self.owned.values()}
+        self.structure = {op.key: op.structure for op in self.owned.values()}
+        behind = [i for op in self.owned.values() for ps in op.parameters.values() for i in ps]
+        self.behind_ops = sorted(set(behind))
 
     @cached_property
     def plan(self):
@@ -126,14 +133,13 @@ class Executor:
 
     def op_weights(self, params: Sequence) -> dict[str, dict[str, jax.Array]]:
         """The trainable inputs of every owned op, as functions of the parameters."""
-        return self._slots(params, {op.key: op.trainable for op in self.owned.values()})
+        return self._slots(params, self.trainable)
 
     def bound_graph(self, params: Sequence) -> ETraceGraph:
         """The graph with the structures of its owned ops, as functions of the parameters."""
-        structures = {op.key: op.structure for op in self.owned.values()}
-        if not any(structures.values()):
+        if not any(self.structure.values()):
             return self.graph
-        return self.graph.bound(self._slots(params, structures))
+        return self.graph.bound(self._slots(params, self.structure))
 
     def pull_back(
         self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]
@@ -143,11 +149,6 @@ class Executor:
         Where an op in a branch has no gradient, its branch was not taken, and the function of its
         weights may have no derivative.
         """
-        # parameters that any owned op's weight is a function of
-        needed = sorted(
-            {i for op in self.owned.values() for ps in op.parameters.values() for i in ps}
-        )
-
         # whether the branch of a conditional op was taken at all
         used = {
             op.key: jnp.any(jnp.stack([jnp.any(g != 0) for g in op_grads[op.key].values()]))
@@ -157,7 +158,7 @@ class Executor:
 
         def of(chosen):
             full = list(params)
-            for i, p in zip(needed, chosen, strict=True):
+            for i, p in zip(self.behind_ops, chosen, strict=True):
                 full[i] = p
             weights = self.op_weights(full)
             for key, flag in used.items():
@@ -168,12 +169,12 @@ class Executor:
                 weights[key] = self.op_weights(gated)[key]
             return weights
 
-        weights, pull = jax.vjp(of, [params[i] for i in needed])
+        weights, pull = jax.vjp(of, [params[i] for i in self.behind_ops])
         cotangents = {
             k: {n: op_grads[k][n].astype(w.dtype) for n, w in ws.items()}
             for k, ws in weights.items()
         }
-        return dict(zip(needed, pull(cotangents)[0], strict=True))
+        return dict(zip(self.behind_ops, pull(cotangents)[0], strict=True))
 
     # old states ----------------------------------------------------------------------------------
 

@@ -60,7 +60,9 @@ class Dataflow:
         self.new = jaxpr.outvars[:carry]
         self.kept = [new is old for new, old in zip(self.new, self.old, strict=True)]
         self.made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        # places of equations and of values, in the order in which they are there
         self._places = {eqn: k for k, eqn in enumerate(jaxpr.eqns)}
+        self._places |= {v: k for k, v in enumerate((*self.old, *self.inputs, *self.made))}
         # for each value the carries on which it depends within a step; the inputs are one more, and
         # so is what an effect brings in, which may be another value at each step
         at = frozenset([carry])
@@ -81,23 +83,29 @@ class Dataflow:
             if not (eqn.effects or any(map(self.varies, eqn.outvars)))
         ]
 
+    def varying(self, atoms: Iterable) -> list:
+        """Those that differ from step to step."""
+        return [v for v in variables(atoms) if self.varies(v)]
+
     def sources(self, v) -> list:
         """The varying operands of the equation that makes a value."""
         eqn = self.made.get(v)
-        ins = [] if eqn is None else eqn.invars
-        return [x for x in variables(ins) if self.varies(x)]
+        return [] if eqn is None else self.varying(eqn.invars)
 
-    def needed(self, targets: Iterable, given: Collection) -> list:
+    def _in_order(self, some: Iterable) -> tuple:
+        """Some equations, or some values that vary."""
+        return tuple(sorted(some, key=self._places.__getitem__))
+
+    def needed(self, targets: Iterable, given: Collection) -> tuple:
         """The varying equations that make the targets of the given values, in order."""
-        found, todo = set(), [v for v in targets if v not in given]
+        found, todo = set(), self.varying(targets)
         while todo:
             v = todo.pop()
             eqn = self.made.get(v)
-            if eqn is None or not self.varies(v) or eqn in found:
-                continue
-            found.add(eqn)
-            todo += [x for x in self.sources(v) if x not in given]
-        return sorted(found, key=self._places.__getitem__)
+            if eqn is not None and eqn not in found and v not in given:
+                found.add(eqn)
+                todo += self.varying(eqn.invars)
+        return self._in_order(found)
 
 
 class Partition(Dataflow):
@@ -116,9 +124,8 @@ class Partition(Dataflow):
         opened: Iterable,
     ):
         super().__init__(jaxpr, numbers)
-        wanted, loose, opened = (
-            {v for v in variables(vs) if self.varies(v)} for vs in (rows, loose, opened)
-        )
+        wanted, loose = set(self.varying(rows)), self.varying(loose)
+        opened = set(self.varying(opened))
         if jaxpr.effects:  # they happen step by step
             self.rows = self._in_order(wanted | opened)
             self.mapped = self._in_order({*self.rows, *loose})
@@ -247,15 +254,10 @@ class Partition(Dataflow):
             outer = self.cut(edge)
             inside += self.needed(edge, outer)
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
-            inside.sort(key=self._places.__getitem__)
-            outer_rows, stacked_rows = self._in_order(outer), self._in_order(stacked)
-            loops.append(LoopPart(carries, tuple(inside), outer_rows, stacked_rows))
+            parts = [self._in_order(each) for each in (inside, outer, stacked)]
+            loops.append(LoopPart(carries, *parts))
             wanted, given = wanted | outer, given | stacked
         return tuple(reversed(loops))
-
-    def _in_order(self, values: Collection) -> tuple:
-        order = [*self.old, *self.inputs, *(v for e in self.jaxpr.eqns for v in e.outvars)]
-        return tuple(v for v in order if v in values)
 
 
 def opens_a_level(eqn) -> bool:

@@ -169,8 +169,7 @@ class Blocks:
     def opened(self, row: Sequence, targets: Sequence) -> list:
         """The targets of one step, made of its row."""
         env = self.values(zip(self.parts.rows, row, strict=True))
-        varying = filter(self.parts.varies, targets)
-        _jax.evaluate_into(env, self.parts.needed(varying, env.maps[0]))
+        _jax.evaluate_into(env, self.parts.needed(targets, env.maps[0]))
         return [_value(v, env) for v in targets]
 
     def once(self, v):
@@ -252,8 +251,7 @@ class Blocks:
 
     def _map(self, targets: Iterable, env: ChainMap) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""
-        varying = [v for v in targets if self.parts.varies(v)]
-        equations = self.parts.needed(varying, env.maps[0])
+        equations = self.parts.needed(targets, env.maps[0])
         # runs of equations that are evaluated in one way
         for way, group in itertools.groupby(equations, self._way):
             run = list(group)
