@@ -268,26 +268,26 @@ def check_verifier(source: Source) -> Iterator[Finding]:
 
 # -- inside a file --------------------------------------------------------------------------------
 
+Check = Callable[[Source], Iterator[Finding]]
 JAXPR_FIELDS = {'eqns', 'invars', 'outvars', 'constvars', 'jaxpr'}
+ABOVE_EXECUTOR = {'_rules', '_report', '_windows', 'functional', '_learner', 'nn'}
+FROM_COMPILER = {'_compiler', '_executor', '_rules', '_report', '_windows'}
 
 
-def check_asserts(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Assert):
-            yield (
-                node.lineno,
-                'assert vanishes under `python -O`; raise an error of braintrace/errors.py',
-            )
+def each(is_wrong: Callable[[ast.AST], bool], told: str, floors: set[str] | None = None) -> Check:
+    """A rule that finds such nodes of a source; on some floors, or everywhere."""
+
+    def check(source: Source) -> Iterator[Finding]:
+        for node in ast.walk(source.tree):
+            if is_wrong(node) and (floors is None or source.floor in floors):
+                yield node.lineno, f'{ast.unparse(node)[:60]}: {told}'
+
+    return check
 
 
-def check_identities(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Name) and node.id == 'id':
-            yield (
-                node.lineno,
-                'id() names an object only while it lives, and the next one may get its number: '
-                'use the object itself as a key, or count',
-            )
+def names_primitive(node: ast.AST) -> bool:
+    text = getattr(node, 'value' if isinstance(node, ast.Constant) else 'id', None)
+    return isinstance(node, ast.Constant | ast.Name) and str(text).startswith('etp_')
 
 
 BROAD = {'Exception', 'BaseException'}
@@ -304,26 +304,6 @@ def check_excepts(source: Source) -> Iterator[Finding]:
                     'a broad except hides faults; name the exception, raise it again, or say on '
                     'the line why any exception is meant',
                 )
-
-
-def check_jaxpr_readers(source: Source) -> Iterator[Finding]:
-    if source.floor in {'_rules', '_report', '_windows', 'functional', '_learner', 'nn'}:
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Attribute) and node.attr in JAXPR_FIELDS:
-                told = 'reads a jaxpr; the floors below do, and hand over factors'
-                yield node.lineno, f'.{node.attr} {told}'
-
-
-def check_named_primitives(source: Source) -> Iterator[Finding]:
-    if source.floor not in {'_compiler', '_executor', '_rules', '_report', '_windows'}:
-        return
-    for node in ast.walk(source.tree):
-        text = getattr(node, 'value' if isinstance(node, ast.Constant) else 'id', None)
-        if isinstance(node, ast.Constant | ast.Name) and str(text).startswith('etp_'):
-            yield (
-                node.lineno,
-                f'{text!r} names a primitive; ask the rule registry for the property that matters',
-            )
 
 
 # -- abstract or final -----------------------------------------------------------------------------
@@ -435,7 +415,6 @@ def speaks(node: ast.expr, sentences: set[str]) -> bool:
 
 # -- the rules -------------------------------------------------------------------------------------
 
-Check = Callable[[Source], Iterator[Finding]]
 RULES: dict[str, Check] = {
     'every import arrow points down': check_arrows,
     'the rooms of a floor stand one above the other': check_rooms,
@@ -447,11 +426,26 @@ RULES: dict[str, Check] = {
     'module-level imports are run-time dependencies': check_third_party,
 }
 HABITS: dict[str, Check] = {
-    'no assert statements': check_asserts,
-    'no id() of an object': check_identities,
+    'no assert statements': each(
+        lambda node: isinstance(node, ast.Assert),
+        'assert vanishes under `python -O`; raise an error of braintrace/errors.py',
+    ),
+    'no id() of an object': each(
+        lambda node: isinstance(node, ast.Name) and node.id == 'id',
+        'id() names an object only while it lives, and the next one may get its number: use the '
+        'object itself as a key, or count',
+    ),
     'no broad except': check_excepts,
-    'what stands above the executor never reads a jaxpr': check_jaxpr_readers,
-    'the compiler and what stands above it name no primitive': check_named_primitives,
+    'what stands above the executor never reads a jaxpr': each(
+        lambda node: isinstance(node, ast.Attribute) and node.attr in JAXPR_FIELDS,
+        'reads a jaxpr; the floors below do, and hand over factors',
+        ABOVE_EXECUTOR,
+    ),
+    'the compiler and what stands above it name no primitive': each(
+        names_primitive,
+        'names a primitive; ask the rule registry for the property that matters',
+        FROM_COMPILER,
+    ),
     'a method is abstract or final': check_overrides,
     'no sentence is data': check_sentences,
 }

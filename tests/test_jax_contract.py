@@ -101,13 +101,8 @@ def test_a_jitted_call_holds_its_body_where_inlining_looks_for_it():
 def test_an_equation_evaluates_to_what_jax_computes(fn):
     if isinstance(fn, jax.custom_vjp):
         fn.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
-    env = {}
-    jaxpr, _ = _jax.trace(fn, X)
-    env[jaxpr.invars[0]] = X
-    for eqn in jaxpr.eqns:
-        args = [a.val if isinstance(a, _jax.Literal) else env[a] for a in eqn.invars]
-        env.update(zip(eqn.outvars, _jax.bind(eqn, *args)))
-    assert (env[jaxpr.outvars[0]] == fn(X)).all()
+    (found,) = _jax.walk(*_jax.trace(fn, X), [X], lambda eqn, ins: _jax.bind(eqn, *ins))
+    assert (found == fn(X)).all()
 
 
 def test_the_place_of_an_equation_is_this_file():
@@ -414,21 +409,14 @@ def test_collectives_have_the_parameters_that_are_read():
 
 def plainly(body, consts, args):
     """The body of a ``shard_map`` without its types."""
-    env = dict(zip([*body.constvars, *body.invars], [*consts, *args], strict=True))
 
-    def read(atom):
-        return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
-
-    for eqn in body.eqns:
-        ins = [read(a) for a in eqn.invars]
+    def step(eqn, ins):
+        if eqn.primitive.name == 'pvary':
+            return ins
         params = _jax.with_bodies(eqn, PARTS, plainly)
-        outs = (
-            ins
-            if eqn.primitive.name == 'pvary'
-            else _jax.bind(eqn, *ins, params=params, ctx=_jax.WithoutMesh(eqn.ctx))
-        )
-        env.update(zip(eqn.outvars, outs))
-    return [read(a) for a in body.outvars]
+        return _jax.bind(eqn, *ins, params=params, ctx=_jax.WithoutMesh(eqn.ctx))
+
+    return _jax.walk(body, consts, args, step)
 
 
 PARTS = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))[0]
