@@ -573,7 +573,8 @@ def test_opened_has_no_calls_and_with_results_other_outputs():
         return [jax.jit(lambda x: jax.jit(jnp.sin)(x @ w) + 1)(x)]
 
     x = jnp.ones((4, 2))
-    jaxpr, consts = _jax.opened(fn, [x])
+    jaxpr, consts, shapes = _jax.opened(fn, [x])
+    assert shapes[0].shape == (4, 3)
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ['dot_general', 'sin', 'add']
     np.testing.assert_allclose(_jax.evaluate(jaxpr, consts, [x])[0], fn(x)[0])
     (product,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')

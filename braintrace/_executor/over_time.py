@@ -33,19 +33,18 @@ def over_time(
     step: Callable, init, xs, length: int | None = None, reverse: bool = False, auto: bool = True
 ):
     """``jax.lax.scan(step, init, xs, length, reverse)``; where not ``auto``, on every platform."""
-    leaves, treedef = jax.tree.flatten((init, xs))
 
-    def scan(*leaves):
-        return jax.lax.scan(step, *jax.tree.unflatten(treedef, leaves), length, reverse)
+    def scan(init, xs):
+        return jax.lax.scan(step, init, xs, length, reverse)
 
-    closed, shape = jax.make_jaxpr(scan, return_shape=True)(*leaves)
-    jaxpr, consts = _jax.closed_jaxpr(closed)
+    closed, shapes = jax.make_jaxpr(scan, return_shape=True)(init, xs)
+    (jaxpr, consts), leaves = _jax.closed_jaxpr(closed), jax.tree.leaves((init, xs))
     checks_keys = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]
     if auto and not jaxpr.effects and not checks_keys:  # which knows JAX's own primitives alone
         out = _jax.by_platform(jaxpr, [*consts, *leaves], at_once)
     else:
         out = _jax.evaluate(jaxpr, consts, leaves)
-    return jax.tree.unflatten(jax.tree.structure(shape), out)
+    return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 
 def at_once(jaxpr, args: Sequence) -> list:
@@ -73,7 +72,7 @@ class Recurrence:
             return _jax.evaluate(scan.body, scan.consts, (*given, *args))
 
         row = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.xs]
-        self.body, self.consts = _jax.opened(body, [*self.init, *row])
+        self.body, self.consts, _ = _jax.opened(body, [*self.init, *row])
         number = len(self.init)
         self.old, self.new = self.body.invars[:number], self.body.outvars[:number]
         self.olds: dict[int, jax.Array] = {}

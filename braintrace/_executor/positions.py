@@ -84,7 +84,7 @@ def piece(positions: np.ndarray, group: tuple[int, ...]) -> Callable | None:
         return None
     # each axis that is not repeated is one axis of the group, or some neighbours as one
     used: dict[int, tuple[int, int]] = {}  # axis of the group that stays -> its size and its place
-    for place, (stride, n) in enumerate(zip(strides, shape, strict=True)):
+    for at, (stride, n) in enumerate(zip(strides, shape, strict=True)):
         if not stride:
             continue
         # the first axis of the group that has this stride
@@ -93,7 +93,7 @@ def piece(positions: np.ndarray, group: tuple[int, ...]) -> Callable | None:
             axis += 1
         if axis == len(group) or axis in used:
             return None
-        used[axis] = n, place
+        used[axis] = n, at
     # the group's shape with some neighbouring axes as one, from the last axis to the first
     joined: list[int] = []
     start: list[int] = []

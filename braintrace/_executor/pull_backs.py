@@ -42,29 +42,23 @@ class PullBack:
     """
 
     def __init__(self, pull: Callable, cotangent):
-        leaves, self._treedef = jax.tree.flatten(cotangent)
+        leaves, treedef = jax.tree.flatten(cotangent)
         # float0 cotangents (of integers) are no arrays that a function can be traced for
         self._arrays = [k for k, x in enumerate(leaves) if x.dtype != jax.dtypes.float0]
-        found: list = []
 
-        def flat(*values):
-            results, treedef = jax.tree.flatten(pull(self._whole(leaves, values)))
-            found[:] = [treedef]
-            return results
+        def of_arrays(*values):
+            whole = list(leaves)
+            for k, x in zip(self._arrays, values, strict=True):
+                whole[k] = x
+            return pull(jax.tree.unflatten(treedef, whole))
 
         # the pull-back as equations: which cotangents each result reads is asked of these
-        self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
-        self._results = found[0]
+        arrays = [leaves[k] for k in self._arrays]
+        self._jaxpr, self._consts, shapes = _jax.opened(of_arrays, arrays)
+        self._results = jax.tree.structure(shapes)
         self._sets = [frozenset({k}) for k in self._arrays]
         reads = dependence(self._jaxpr, self._sets, inside=True)
         self.reads = jax.tree.unflatten(self._results, [reads(v) for v in self._jaxpr.outvars])
-
-    def _whole(self, leaves: list, values):
-        """A cotangent with new values of its arrays."""
-        new = list(leaves)
-        for k, x in zip(self._arrays, values, strict=True):
-            new[k] = x
-        return jax.tree.unflatten(self._treedef, new)
 
     def __call__(self, cotangent, counts: jax.Array | None = None):
         leaves = jax.tree.leaves(cotangent)

@@ -105,7 +105,7 @@ class _Rewriter:
         implementation = getattr(eqn.primitive, 'impl_fn', None)
         if implementation is not None and not eqn.primitive.lowering:
             fn = partial(implementation, **eqn.params)
-            body, consts = _jax.opened(lambda *a: jax.tree.leaves(fn(*a)), [v.x for v in ins])
+            body, consts, _ = _jax.opened(fn, [v.x for v in ins])
             return self._evaluated(body, body.eqns, consts, ins)
         if eqn.primitive.name in _jax.CUSTOM_CALLS and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])

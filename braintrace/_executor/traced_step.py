@@ -377,19 +377,12 @@ class TracedStep:
         auto: bool = True,
     ):
         self.auto = auto
-        avals, treedef = jax.tree.flatten((constant, state, at))
-        trees = []
-
-        def flat(*args):
-            parts = [jax.tree.flatten(part) for part in step(*jax.tree.unflatten(treedef, args))]
-            trees[:] = [tree for _, tree in parts]
-            return [leaf for leaves, _ in parts for leaf in leaves]
-
         numbers = len(jax.tree.leaves(constant)), len(jax.tree.leaves(state))
-        jaxpr, self._consts = rewritten(*_jax.opened(flat, avals), numbers, differentiable)
-        self._trees, results = trees, iter(jaxpr.outvars)
+        *traced, shapes = _jax.opened(step, (constant, state, at))
+        jaxpr, self._consts = rewritten(*traced, numbers, differentiable)
+        self._trees, results = list(map(jax.tree.structure, shapes)), iter(jaxpr.outvars)
         _, terms, self._shown, self._opened = (
-            list(itertools.islice(results, t.num_leaves)) for t in trees
+            list(itertools.islice(results, t.num_leaves)) for t in self._trees
         )
         self._term_avals = [v.aval for v in terms]
         flow = Dataflow(jaxpr, numbers)

@@ -119,13 +119,16 @@ def walk(jaxpr, consts, args, step: Callable, of_literal: Callable | None = None
     return [read(v) for v in jaxpr.outvars]
 
 
-def opened(fn, args) -> tuple[Any, list]:
-    """Trace ``fn`` on arrays: ``(jaxpr, constants)`` without calls at its top level."""
-    jaxpr, consts = closed_jaxpr(jax.make_jaxpr(fn)(*args))
-    if not any(inlinable(eqn) for eqn in jaxpr.eqns):
-        return jaxpr, consts
-
-    return closed_jaxpr(jax.make_jaxpr(lambda *args: _evaluate_opened(jaxpr, consts, args))(*args))
+def opened(fn, args) -> tuple[Any, list, Any]:
+    """Trace ``fn`` on trees of arrays: ``(jaxpr, constants, shapes)``, without calls at the top
+    level of the jaxpr, and with the shapes of the results as ``fn`` returns them.
+    """
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    jaxpr, consts = closed_jaxpr(closed)
+    if any(inlinable(eqn) for eqn in jaxpr.eqns):
+        again = jax.make_jaxpr(lambda *leaves: _evaluate_opened(jaxpr, consts, leaves))
+        return *closed_jaxpr(again(*jax.tree.leaves(args))), shapes
+    return jaxpr, consts, shapes
 
 
 def _evaluate_opened(jaxpr, consts, args) -> list:

@@ -86,17 +86,10 @@ def alone_or(alone: Callable, shared: Callable) -> Callable:
 
     def run(*args):
         # both are traced here, since the lowering that chooses has no trace to add to
-        leaves, treedef = jax.tree.flatten(args)
-
-        def traced(fn):
-            call = lambda *leaves: fn(*jax.tree.unflatten(treedef, leaves))  # noqa: E731
-            closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
-            return *closed_jaxpr(closed), shape
-
-        first, consts, shape = traced(alone)
-        second, more, _ = traced(shared)
-        out = alone_p.bind(*consts, *more, *leaves, jaxprs=(first, second))
-        return jax.tree.unflatten(jax.tree.structure(shape), out)
+        closed, shapes = jax.make_jaxpr(alone, return_shape=True)(*args)
+        (first, consts), (second, more) = map(closed_jaxpr, (closed, jax.make_jaxpr(shared)(*args)))
+        out = alone_p.bind(*consts, *more, *jax.tree.leaves(args), jaxprs=(first, second))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
     return run
 

@@ -71,8 +71,8 @@ class _Lowering:
         # calls are inlined, also the branch of a cond that is known
         call, again, branches = _jax.call_body(eqn), _jax.recomputed(eqn), _jax.cond_branches(eqn)
         if call is not None:
-            kept = again is not None and self.policy.checkpoint != 'inline'
-            region = [Remat(*again)] if kept else []
+            keep = self.policy.checkpoint != 'inline'
+            region = [Remat(*again)] if again is not None and keep else []
             with build.having(scope=(*build.scope, *region)):
                 return build.call(*call, ins, place)
         if branches is not None and ins[0] in build.constants:

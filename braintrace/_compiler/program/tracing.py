@@ -181,20 +181,20 @@ def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
 
 def depends(fn: Callable, values: list, *args) -> list[bool]:
     """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``."""
-    leaves, treedef = jax.tree.flatten((values, *args))
-    jaxpr, _ = _jax.opened(lambda *x: fn(*jax.tree.unflatten(treedef, x)), leaves)
+    jaxpr, *_ = _jax.opened(fn, (values, *args))
     # dead code elimination from the result back
     live = {v for v in jaxpr.outvars[:1] if not isinstance(v, _jax.Literal)}
     for eqn in reversed(jaxpr.eqns):
         if not live.isdisjoint(eqn.outvars):
             live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    treedef = jax.tree.structure((values, *args))
     slots = jax.tree.unflatten(treedef, [v in live for v in jaxpr.invars])[0]
     return [any(jax.tree.leaves(s)) for s in slots]
 
 
 def is_holomorphic(fn: Callable, values: list, *args) -> bool:
     """Whether ``fn(values, *args)`` is known to be holomorphic in complex ``values``."""
-    jaxpr, _ = _jax.opened(fn, (values, *args))
+    jaxpr, *_ = _jax.opened(fn, (values, *args))
     reads = {*jaxpr.invars[: len(values)]}
     for eqn in jaxpr.eqns:
         if any(not isinstance(v, _jax.Literal) and v in reads for v in eqn.invars):

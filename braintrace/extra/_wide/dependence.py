@@ -56,7 +56,7 @@ class Linear:
     """
 
     def __init__(self, fn: Callable, unknown: list, linear: list):
-        self.jaxpr, self.consts = _jax.called(_jax.opened, fn, [*unknown, *linear])
+        self.jaxpr, self.consts, _ = _jax.called(_jax.opened, fn, [*unknown, *linear])
         self.unknown = len(unknown)
         sizes = [math.prod(v.aval.shape) for eqn in self.jaxpr.eqns for v in eqn.outvars]
         self._chunk = max(1, MOST // max(sizes, default=1))
