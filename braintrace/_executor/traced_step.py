@@ -378,9 +378,10 @@ class TracedStep:
     ):
         self.auto = auto
         numbers = len(jax.tree.leaves(constant)), len(jax.tree.leaves(state))
-        *traced, shapes = _jax.opened(step, (constant, state, at))
-        jaxpr, self._consts = rewritten(*traced, numbers, differentiable)
-        self._trees, results = list(map(jax.tree.structure, shapes)), iter(jaxpr.outvars)
+        jaxpr, consts, shapes = _jax.opened(step, (constant, state, at))
+        jaxpr, self._consts = rewritten(jaxpr, consts, numbers, differentiable)
+        self._trees: list[Any] = list(map(jax.tree.structure, shapes))
+        results = iter(jaxpr.outvars)
         _, terms, self._shown, self._opened = (
             list(itertools.islice(results, t.num_leaves)) for t in self._trees
         )
