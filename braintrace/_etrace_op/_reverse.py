@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from .. import _jax
 from ..errors import RuleContractError
@@ -55,31 +55,25 @@ def rule_reverse(backward: Callable | None = None, *, forward: Callable | None =
     return Reverse(backward, forward)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class Residuals:
-    """The part of the residuals that is no array: which cotangents are wanted, and for the form
-    ``forward`` its traced ``backward`` with the structure of the result.
-    """
-
-    required: tuple[bool, ...]
-    jaxpr: Any = None
-    treedef: Any = None
-
-
 def with_reverse(name: str, impl: Callable, reverse: Reverse) -> Callable:
     """``impl`` with another reverse rule."""
 
     def call(*operands, **params):
         run = functools.partial(impl, **params)
 
-        # the two functions that ``jax.custom_vjp`` asks for
+        # The two functions that ``jax.custom_vjp`` asks for. What goes from one to the other is a
+        # function, the pull-back, and the arrays that it reads, which are its leaves.
         def forward(*primals):
             values = [p.value for p in primals]
             required = tuple(bool(p.perturbed) for p in primals)
-            if reverse.forward is None:
-                outputs = run(*values)
-                return outputs, (Residuals(required), values, outputs)
+
+            def cotangents(backward: Callable, values, outputs, grads) -> list:
+                found = backward(values, outputs, grads, params, required)
+                return _checked(name, found, values, required)
+
+            if reverse.backward is not None:
+                outputs, pull = run(*values), functools.partial(cotangents, reverse.backward)
+                return outputs, Partial(pull, values, outputs)
             outputs, backward = reverse.forward(values, params)
             expected = jax.eval_shape(run, *values)
             got, want = (
@@ -90,29 +84,23 @@ def with_reverse(name: str, impl: Callable, reverse: Reverse) -> Callable:
                     f'the forward of the reverse rule of {name!r} returned {got}, its '
                     f'implementation {want}.'
                 )
-            # The function ``backward`` is no array, so residuals can not hold it: it is traced
-            # here, and its jaxpr and the arrays that it closes over are kept.
-            treedefs = []
+            # The function ``backward`` closes over arrays, which are no leaves: it is traced here,
+            # and they become the constants of its jaxpr.
+            traced, found = jax.make_jaxpr(
+                lambda grads: cotangents(backward, values, outputs, grads), return_shape=True
+            )(outputs)
+            jaxpr, consts = _jax.closed_jaxpr(traced)
 
-            def flat(grads):
-                found = backward(values, outputs, grads, params, required)
-                leaves, treedef = jax.tree.flatten(_checked(name, found, values, required))
-                treedefs.append(treedef)
-                return leaves
+            def pull(consts, grads):
+                leaves = _jax.evaluate(jaxpr, consts, jax.tree.leaves(grads))
+                return jax.tree.unflatten(jax.tree.structure(found), leaves)
 
-            jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(flat)(outputs))
-            return outputs, (Residuals(required, jaxpr, treedefs[0]), consts, None)
+            return outputs, Partial(pull, consts)
 
-        def backward(residuals, grads):
-            kept, values, outputs = residuals
+        def backward(pull: Partial, grads):
             is_symbolic = lambda x: isinstance(x, jax.custom_derivatives.SymbolicZero)
             filled = lambda x: jnp.zeros(x.shape, x.dtype) if is_symbolic(x) else x
-            grads = jax.tree.map(filled, grads, is_leaf=is_symbolic)
-            if kept.jaxpr is not None:
-                leaves = _jax.evaluate(kept.jaxpr, values, jax.tree.leaves(grads))
-                return tuple(jax.tree.unflatten(kept.treedef, leaves))
-            found = reverse.backward(values, outputs, grads, params, kept.required)
-            return tuple(_checked(name, found, values, kept.required))
+            return tuple(pull(jax.tree.map(filled, grads, is_leaf=is_symbolic)))
 
         ruled = jax.custom_vjp(run)
         ruled.defvjp(forward, backward, symbolic_zeros=True)
