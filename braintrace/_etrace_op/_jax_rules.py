@@ -21,13 +21,60 @@ def derive_jax_rules(primitive) -> None:
     """Give ``primitive`` abstract evaluation, eager evaluation, lowering, JVP, transpose and
     batching.
     """
-    primitive.def_abstract_eval(partial(_abstract_eval, primitive))
+    call = partial(_call_flat, primitive)
+
+    def abstract_eval(*avals, **params):
+        traced = jax.make_jaxpr(partial(primitive.impl_fn, **params), return_shape=True)
+        jaxpr, shape = traced(*avals)
+        several = _is_several(shape)
+        leaves = shape if several else [shape]
+        if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            raise RuleContractError(
+                f'the implementation of {primitive.name!r} returned {shape}; expected an array or '
+                'a flat tuple of arrays.'
+            )
+        forms = [primitive, *primitive.originals()]
+        if any(form._several not in (None, several) for form in forms):
+            raise RuleContractError(
+                f'the implementation of {primitive.name!r} returned one array in one call and a '
+                'tuple in another.'
+            )
+        # The first abstract evaluation comes before any use of the answer. An original whose mapped
+        # form alone is called has no evaluation of its own, so it is told here too.
+        for form in forms:
+            form._several = form.multiple_results = several
+        return list(jaxpr.out_avals) if several else jaxpr.out_avals[0]
+
+    def jvp(primals, tangents, **params):
+        # The primal output is bound, so that differentiation leaves the primitive in the jaxpr; the
+        # tangent comes from ``impl``.
+        out = primitive.bind(*primals, **params)
+        float0 = jax.dtypes.float0
+        live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero and t.dtype != float0]
+
+        def of_live(*values):
+            return call(*_with(primals, live, values), **params)
+
+        _, out_dots = jax.jvp(of_live, [primals[i] for i in live], [tangents[i] for i in live])
+        out_dots = [ad.Zero(jax.typeof(t)) if t.dtype == float0 else t for t in out_dots]
+        return (out, out_dots) if primitive.multiple_results else (out, out_dots[0])
+
+    def transpose(cotangents, *args, **params):
+        unknown = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
+
+        def linear(*values):
+            return call(*_with(args, unknown, values), **params)
+
+        cotangents = cotangents if primitive.multiple_results else [cotangents]
+        cotangents = tuple(ad.instantiate_zeros(cotangent) for cotangent in cotangents)
+        pull = jax.linear_transpose(linear, *(args[i].aval for i in unknown))
+        return _with([None] * len(args), unknown, pull(cotangents))
+
+    primitive.def_abstract_eval(abstract_eval)
     primitive.def_impl(partial(apply_primitive, primitive))
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(partial(_call_flat, primitive), multiple_results=True)
-    )
-    ad.primitive_jvps[primitive] = partial(_jvp, primitive)
-    ad.primitive_transposes[primitive] = partial(_transpose, primitive)
+    mlir.register_lowering(primitive, mlir.lower_fun(call, multiple_results=True))
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
 
 
@@ -66,54 +113,6 @@ def _with(args, where, values) -> list:
     for index, value in zip(where, values):
         merged[index] = value
     return merged
-
-
-def _abstract_eval(primitive, *avals, **params):
-    jaxpr, shape = jax.make_jaxpr(partial(primitive.impl_fn, **params), return_shape=True)(*avals)
-    several = _is_several(shape)
-    if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in (shape if several else [shape])):
-        raise RuleContractError(
-            f'the implementation of {primitive.name!r} returned {shape}; expected an array or a '
-            'flat tuple of arrays.'
-        )
-    forms = [primitive, *primitive.originals()]
-    if any(form._several not in (None, several) for form in forms):
-        raise RuleContractError(
-            f'the implementation of {primitive.name!r} returned one array in one call and a tuple '
-            'in another.'
-        )
-    # The first abstract evaluation comes before any use of the answer. An original whose mapped
-    # form alone is called has no evaluation of its own, so it is told here too.
-    for form in forms:
-        form._several = form.multiple_results = several
-    return list(jaxpr.out_avals) if several else jaxpr.out_avals[0]
-
-
-def _jvp(primitive, primals, tangents, **params):
-    # The primal output is bound, so that differentiation leaves the primitive in the jaxpr; the
-    # tangent comes from ``impl``.
-    out = primitive.bind(*primals, **params)
-    float0 = jax.dtypes.float0
-    live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero and t.dtype != float0]
-
-    def of_live(*values):
-        return _call_flat(primitive, *_with(primals, live, values), **params)
-
-    _, out_dots = jax.jvp(of_live, [primals[i] for i in live], [tangents[i] for i in live])
-    out_dots = [ad.Zero(jax.typeof(t)) if t.dtype == float0 else t for t in out_dots]
-    return (out, out_dots) if primitive.multiple_results else (out, out_dots[0])
-
-
-def _transpose(primitive, cotangents, *args, **params):
-    unknown = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
-
-    def linear(*values):
-        return _call_flat(primitive, *_with(args, unknown, values), **params)
-
-    cotangents = cotangents if primitive.multiple_results else [cotangents]
-    cotangents = tuple(ad.instantiate_zeros(cotangent) for cotangent in cotangents)
-    pull = jax.linear_transpose(linear, *(args[i].aval for i in unknown))
-    return _with([None] * len(args), unknown, pull(cotangents))
 
 
 def _batch(primitive, args, dims, **params):
