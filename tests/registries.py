@@ -7,11 +7,9 @@ import pytest
 from braintrace import _etrace_op as ops
 
 TABLES = [
-    *ops.RULE_SLOTS.values(),
     ops.ETP_PRIMITIVES,
-    ops.BATCHED_PRIMITIVES,
-    ops.GRADIENT_ENABLED_PRIMITIVES,
     ops.ETP_PRIMITIVE_SPECS,
+    *(primitive.own_rules for primitive in ops.ETP_PRIMITIVES),
 ]
 
 

@@ -1,11 +1,22 @@
 """ETP primitives, their rules, the functions that bind them, and the factories of new ones."""
 
 from ._layouts import add_bias
-from ._primitive import *
-from ._primitive import __all__ as _primitive
+from ._primitive import (
+    ETP_PRIMITIVES,
+    REQUIRED_SLOTS,
+    RULE_SLOTS,
+    ETPPrimitive,
+    is_etp_primitive,
+    register_primitive,
+)
 from ._reverse import rule_reverse
-from ._spec import *
-from ._spec import __all__ as _spec
+from ._spec import (
+    ETP_PRIMITIVE_SPECS,
+    ETPPrimitiveSpec,
+    get_primitive_spec,
+    register_primitive_spec,
+    whole_impl,
+)
 from .automatic import AUTOMATIC, at_positions
 from .conv import conv, etp_conv_p
 from .dense import (
@@ -39,41 +50,3 @@ from .sparse import (
     sparse_matmul,
 )
 from .sparse import entries_p as sparse_entries
-
-__all__ = [
-    *_primitive,
-    *_spec,
-    'AUTOMATIC',
-    'EINSUM_FORMS',
-    'EtpOp',
-    'FUSED_LANES',
-    'SparseStructure',
-    'add_bias',
-    'at_positions',
-    'conv',
-    'einsum',
-    'element_wise',
-    'embedding',
-    'etp_conv_p',
-    'etp_elemwise_p',
-    'etp_embed_mm_p',
-    'etp_embed_mv_p',
-    'etp_lora_mm_p',
-    'etp_lora_mv_p',
-    'etp_mm_p',
-    'etp_mv_p',
-    'etp_sp_mm_p',
-    'etp_sp_mv_p',
-    'grouped_matmul',
-    'is_dense',
-    'lora_matmul',
-    'make_conv_op',
-    'make_einsum_op',
-    'make_elementwise_op',
-    'make_linear_op',
-    'matmul',
-    'new_etp_primitive',
-    'rule_reverse',
-    'sparse_entries',
-    'sparse_matmul',
-]

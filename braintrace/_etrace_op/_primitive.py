@@ -15,26 +15,6 @@ from .._jax import Primitive
 from ..errors import MissingRuleError, RuleContractError
 from ._jax_rules import derive_jax_rules, derived_rule, lower_on, over_axis
 
-__all__ = [
-    'BATCHED_PRIMITIVES',
-    'ETPPrimitive',
-    'ETP_PRIMITIVES',
-    'ETP_RULES_INIT_DRTRL',
-    'ETP_RULES_INIT_PP',
-    'ETP_RULES_INSTANT_DRTRL',
-    'ETP_RULES_SOLVE_DRTRL',
-    'ETP_RULES_XY_TO_DW',
-    'ETP_RULES_YW_TO_W',
-    'GRADIENT_ENABLED_PRIMITIVES',
-    'REQUIRED_SLOTS',
-    'RULE_SLOTS',
-    'check_callable',
-    'is_batched_primitive',
-    'is_etp_primitive',
-    'is_gradient_enabled_primitive',
-    'register_primitive',
-]
-
 TO_INIT = '(x_var, y_var, weight_vars, num_hidden_state)'
 TO_WEIGHTS = '(x, hidden_dim, weights, **params)'
 # slot -> the arguments of its rule, its result, and what that is
@@ -50,18 +30,10 @@ CONTRACTS = {
         'the gradient from a trace of another layout',
     ),
 }
-RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {slot: {} for slot in CONTRACTS}
+RULE_SLOTS = tuple(CONTRACTS)
 REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
-ETP_RULES_YW_TO_W = RULE_SLOTS['yw_to_w']
-ETP_RULES_XY_TO_DW = RULE_SLOTS['xy_to_dw']
-ETP_RULES_INIT_DRTRL = RULE_SLOTS['init_drtrl']
-ETP_RULES_INIT_PP = RULE_SLOTS['init_pp']
-ETP_RULES_INSTANT_DRTRL = RULE_SLOTS['instant_drtrl']
-ETP_RULES_SOLVE_DRTRL = RULE_SLOTS['solve_drtrl']
 
 ETP_PRIMITIVES: set[ETPPrimitive] = set()
-BATCHED_PRIMITIVES: set[ETPPrimitive] = set()
-GRADIENT_ENABLED_PRIMITIVES: set[ETPPrimitive] = set()
 
 
 class PlatformTable(UserDict):
@@ -103,9 +75,9 @@ def _registering(slot: str) -> Callable[[ETPPrimitive, Callable], Callable]:
 class ETPPrimitive(Primitive):
     """A JAX primitive ``y = impl(x, *trainables)`` whose trainables can carry an eligibility trace.
 
-    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. The trace rules
-    live in the registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else. A mapped
-    primitive derives its rules from its original's on demand.
+    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. ``own_rules``
+    has the trace rules by slot. A mapped primitive has none: it derives its rules from its
+    original's on demand.
 
     Two declarations keep a primitive's identity under ``jax.vmap`` over x alone: ``batched_form``,
     the primitive that does the same for a leading batch axis, and ``fold_axes(params)``, the batch
@@ -183,6 +155,7 @@ class ETPPrimitive(Primitive):
         self.gradient_by_group: Callable | None = None
         self.represent: Callable | None = None
         self.op: Any = None
+        self.own_rules: dict[str, Callable] = {}
         self.original: ETPPrimitive | None = None
         self.axes: tuple[int | None, ...] | None = None
         self.lowering = PlatformTable(f'the lowering of {name!r}', self._lower)
@@ -277,7 +250,7 @@ class ETPPrimitive(Primitive):
     def optional_rule(self, slot: str) -> Callable | None:
         """The rule in ``slot``, or None; a mapped primitive derives it from its original's."""
         _check_slots(self.name, [slot])
-        return RULE_SLOTS[slot].get(self) if self.original is None else derived_rule(self, slot)
+        return self.own_rules.get(slot) if self.original is None else derived_rule(self, slot)
 
     def by_lane(self, fn: Callable, params: dict, axis: int = 0) -> Callable:
         """Map ``fn(x, d, weights)`` of the root over the axes that a trace keeps apart: mapped
@@ -362,8 +335,7 @@ class ETPPrimitive(Primitive):
                     f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made '
                     f'from those of {self.root.name!r}. Register {slot!r} there.'
                 )
-        for slot, rule in rules.items():
-            RULE_SLOTS[slot][self] = rule
+        self.own_rules.update(rules)
 
 
 def _is_index(i) -> bool:
@@ -472,28 +444,10 @@ def register_primitive(
         structure=structure,
     )
     ETP_PRIMITIVES.add(primitive)
-    if batched:
-        BATCHED_PRIMITIVES.add(primitive)
-    if gradient_enabled:
-        GRADIENT_ENABLED_PRIMITIVES.add(primitive)
     return primitive
 
 
 def is_etp_primitive(primitive) -> bool:
     """Whether this is a registered ETP primitive or the mapped form of one."""
-    return primitive in ETP_PRIMITIVES or _is_mapped(primitive)
-
-
-def _is_mapped(primitive) -> bool:
-    return isinstance(primitive, ETPPrimitive) and primitive.original is not None
-
-
-def is_batched_primitive(primitive) -> bool:
-    """Whether axis 0 of the primitive's x and y counts independent samples."""
-    return primitive in BATCHED_PRIMITIVES or _is_mapped(primitive) and primitive.batched
-
-
-def is_gradient_enabled_primitive(primitive) -> bool:
-    """Whether the primitive is identity-like, so that the compiler walks through it."""
-    registered = primitive in GRADIENT_ENABLED_PRIMITIVES
-    return registered or _is_mapped(primitive) and primitive.gradient_enabled
+    mapped = isinstance(primitive, ETPPrimitive) and primitive.original is not None
+    return mapped or primitive in ETP_PRIMITIVES

@@ -12,9 +12,7 @@ from ..errors import RuleContractError
 from ._jax_rules import of_weights
 from ._layouts import output_trace
 from ._primitive import (
-    BATCHED_PRIMITIVES,
     ETP_PRIMITIVES,
-    GRADIENT_ENABLED_PRIMITIVES,
     REQUIRED_SLOTS,
     RULE_SLOTS,
     ETPPrimitive,
@@ -23,14 +21,6 @@ from ._primitive import (
     register_primitive,
 )
 from ._reverse import Reverse, with_reverse
-
-__all__ = [
-    'ETPPrimitiveSpec',
-    'ETP_PRIMITIVE_SPECS',
-    'get_primitive_spec',
-    'register_primitive_spec',
-    'whole_impl',
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +151,7 @@ def all_or_none() -> Iterator[None]:
         yield
     except BaseException:  # also an interrupt; it is raised again below
         for primitive in ETP_PRIMITIVES - before:
-            for group in (ETP_PRIMITIVES, BATCHED_PRIMITIVES, GRADIENT_ENABLED_PRIMITIVES):
-                group.discard(primitive)
-            for rules in RULE_SLOTS.values():
-                rules.pop(primitive, None)
+            ETP_PRIMITIVES.discard(primitive)
             ETP_PRIMITIVE_SPECS.pop(primitive, None)
         raise
 

@@ -17,14 +17,6 @@ from . import cases
 
 FAMILIES = ('conv', 'elemwise', 'lora_mm', 'lora_mv', 'mm', 'mv', 'sp_mm', 'sp_mv')
 BUILT_IN = {f'etp_{name}' for name in FAMILIES}
-REGISTRIES = [
-    ops.ETP_RULES_YW_TO_W,
-    ops.ETP_RULES_XY_TO_DW,
-    ops.ETP_RULES_INIT_DRTRL,
-    ops.ETP_RULES_INIT_PP,
-    ops.ETP_RULES_INSTANT_DRTRL,
-    ops.ETP_RULES_SOLVE_DRTRL,
-]
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 
 
@@ -48,21 +40,25 @@ def names(table):
     return {name for name in found if name in BUILT_IN or name.startswith('etp_test')}
 
 
-def test_the_eight_primitives_and_their_sets():
-    assert names(ops.ETP_PRIMITIVES) == BUILT_IN
-    assert names(ops.BATCHED_PRIMITIVES) == {'etp_conv', 'etp_mm', 'etp_lora_mm', 'etp_sp_mm'}
-    assert names(ops.GRADIENT_ENABLED_PRIMITIVES) == {'etp_elemwise'}
+def with_rules(*slots):
+    """Names of the primitives that have a rule of their own in each of these slots."""
+    return names(p for p in ops.ETP_PRIMITIVES if set(slots) <= set(p.own_rules))
+
+
+def test_the_eight_primitives_and_what_they_declare():
+    every = ops.ETP_PRIMITIVES
+    assert names(every) == BUILT_IN
+    batched = {'etp_conv', 'etp_mm', 'etp_lora_mm', 'etp_sp_mm'}
+    assert names(p for p in every if p.batched) == batched
+    assert names(p for p in every if p.gradient_enabled) == {'etp_elemwise'}
     assert names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
-    assert all(names(table) == BUILT_IN for table in REGISTRIES[:4])
+    assert with_rules(*ops.REQUIRED_SLOTS) == BUILT_IN
     own = {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
-    assert names(ops.ETP_RULES_INSTANT_DRTRL) == names(ops.ETP_RULES_SOLVE_DRTRL) == own
+    assert with_rules('instant_drtrl') == with_rules('solve_drtrl') == own
 
 
-def test_membership_asks_the_sets():
+def test_membership_asks_the_set():
     assert ops.is_etp_primitive(ops.etp_mm_p) and not ops.is_etp_primitive(jax.lax.add_p)
-    assert ops.is_batched_primitive(ops.etp_mm_p) and not ops.is_batched_primitive(ops.etp_mv_p)
-    assert ops.is_gradient_enabled_primitive(ops.etp_elemwise_p)
-    assert not ops.is_gradient_enabled_primitive(ops.etp_mm_p)
 
 
 @pytest.mark.parametrize('name', sorted(BUILT_IN))
@@ -95,28 +91,27 @@ def test_a_primitive_prints_its_name_and_its_rules():
     )
 
 
-def test_class_style_registration_fills_the_sets_and_defaults():
+def test_class_style_registration_fills_the_set_and_defaults():
     primitive = ops.register_primitive('etp_test', impl)
     assert isinstance(primitive, ops.ETPPrimitive) and primitive in ops.ETP_PRIMITIVES
-    assert primitive not in ops.BATCHED_PRIMITIVES | ops.GRADIENT_ENABLED_PRIMITIVES
     assert primitive.trainable_invars({}) == {'weight': 1} and primitive.impl_fn is impl
     assert not primitive.batched and not primitive.gradient_enabled
     assert primitive.x_invar_index == primitive.y_outvar_index == 0
     flagged = ops.register_primitive(
         'etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None
     )
-    assert flagged in ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
+    assert flagged.batched and flagged.gradient_enabled
     assert flagged.x_invar_index is None
 
 
-@pytest.mark.parametrize(('slot', 'registry'), list(zip(ops.RULE_SLOTS, REGISTRIES)))
-def test_each_slot_has_a_method_that_returns_the_rule_and_one_registry(slot, registry):
+@pytest.mark.parametrize('slot', ops.RULE_SLOTS)
+def test_each_slot_has_a_method_that_returns_the_rule(slot):
     primitive = ops.register_primitive('etp_test', impl)
     assert primitive.optional_rule(slot) is None
     assert getattr(primitive, f'register_{slot}')(rule) is rule
-    found = registry[primitive], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
+    found = primitive.own_rules[slot], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
     assert all(each is rule for each in found)
-    del registry[primitive]
+    del primitive.own_rules[slot]
     assert primitive.optional_rule(slot) is None
 
 
@@ -199,8 +194,7 @@ def test_a_spec_registers_everything_that_it_says():
     more = dict(instant_drtrl=rule, solve_drtrl=rule, gradient_enabled=True)
     primitive = ops.register_primitive_spec(dataclasses.replace(SPEC, **more))
     assert all(primitive.rule(slot) is rule for slot in ops.RULE_SLOTS)
-    flagged = ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
-    assert primitive in ops.ETP_PRIMITIVES & flagged
+    assert primitive in ops.ETP_PRIMITIVES and primitive.batched and primitive.gradient_enabled
     assert ops.get_primitive_spec(primitive) is ops.ETP_PRIMITIVE_SPECS[primitive]
 
 
@@ -228,8 +222,7 @@ def test_a_spec_is_frozen():
 def test_a_bad_spec_is_refused_and_nothing_is_registered(changes, message):
     with pytest.raises(RuleContractError, match=message):
         ops.register_primitive_spec(dataclasses.replace(SPEC, **changes))
-    tables = ops.ETP_PRIMITIVES, ops.ETP_RULES_YW_TO_W, ops.ETP_PRIMITIVE_SPECS
-    assert all(names(table) == BUILT_IN for table in tables)
+    assert names(ops.ETP_PRIMITIVES) == names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
 
 
 def test_absent_and_misnamed_rules_of_a_spec_are_refused():

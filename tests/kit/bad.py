@@ -145,7 +145,7 @@ def conv_in_kernel():
 
 def without_a_rule():
     primitive = dense()
-    del ops.ETP_RULES_INIT_PP[primitive]
+    del primitive.own_rules['init_pp']
     return primitive
 
 

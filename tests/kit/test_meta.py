@@ -27,7 +27,7 @@ PRIMITIVES = sorted(
         p.name: p
         for p in (
             *ops.EINSUM_FORMS.values(),
-            *(getattr(ops, n) for n in ops.__all__ if n.endswith('_p')),
+            *(getattr(ops, n) for n in dir(ops) if n.endswith('_p')),
         )
     }.items()
 )
@@ -40,11 +40,7 @@ every_primitive = pytest.mark.parametrize(
             id=name,
             marks=[
                 *([] if name in QUICK else [pytest.mark.slow]),
-                *(
-                    pytest.mark.etp(name, rule=slot)
-                    for slot, table in ops.RULE_SLOTS.items()
-                    if p in table
-                ),
+                *(pytest.mark.etp(name, rule=slot) for slot in p.own_rules),
             ],
         )
         for name, p in PRIMITIVES
@@ -74,9 +70,8 @@ def record_calls(primitive, monkeypatch) -> dict[str, set[str]]:
 
         return tell
 
-    for slot, table in ops.RULE_SLOTS.items():
-        if primitive in table:
-            monkeypatch.setitem(table, primitive, recorder(slot, table[primitive]))
+    for slot, rule in list(primitive.own_rules.items()):
+        monkeypatch.setitem(primitive.own_rules, slot, recorder(slot, rule))
     parts = [part._replace(sides=told(part.law, part.sides)) for part in _check.NUMERICAL]
     monkeypatch.setattr(_check, 'NUMERICAL', parts)
     contract = [(law, told(law, faults)) for law, faults in _contract.CONTRACT]
@@ -88,10 +83,7 @@ def uncovered(primitive, report, called) -> list[str]:
     """What is missing: a required rule, a law that did not call a rule that it is about, or did not
     pass.
     """
-    slots = {
-        *ops.REQUIRED_SLOTS,
-        *(slot for slot, table in ops.RULE_SLOTS.items() if primitive in table),
-    }
+    slots = {*ops.REQUIRED_SLOTS, *primitive.own_rules}
     wrong = [
         f'{primitive.name}: no rule {slot}'
         for slot in sorted(slots)
@@ -125,7 +117,7 @@ def test_every_law_holds_and_exercises_the_rules_it_is_about(
 @pytest.mark.slow
 @pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
 def test_a_deleted_rule_is_named_with_its_op(slot, monkeypatch, capsys):
-    monkeypatch.delitem(ops.RULE_SLOTS[slot], ops.etp_mv_p)
+    monkeypatch.delitem(ops.etp_mv_p.own_rules, slot)
     called, reports = record_calls(ops.etp_mv_p, monkeypatch), []
     monkeypatch.setattr(
         kit_main, 'check', lambda *args, **more: reports.append(check(*args, **more)) or reports[0]

@@ -130,7 +130,7 @@ def everything_passed(path, but=(), more=()):
 def test_a_deleted_rule_is_named_with_its_op(slot, tmp_path, monkeypatch, capsys):
     path = everything_passed(tmp_path / 'r.json')
     assert main(['check', '--all', '--results', path]) == 0
-    monkeypatch.delitem(ops.RULE_SLOTS[slot], ops.etp_mm_p)
+    monkeypatch.delitem(ops.etp_mm_p.own_rules, slot)
     assert main(['check', '--all', '--results', path]) == 2
     assert f'etp_mm {slot} missing: no such rule is registered' in capsys.readouterr().out
 
