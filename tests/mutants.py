@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         'a reset at the first step leaves pending steps',
         '_rules/d_rtrl.py',
-        'pending.without(graph, resets[0])',
+        'pending.without(graph, reset)',
         'pending',
         'tests/gradients/test_updates.py -k need_not_be_a_number',
     ),
@@ -167,8 +167,8 @@ MUTANTS = [
     Mutant(
         'a lane that is reset in a window of snap keeps its signal',
         'extra/_wide/influence.py',
-        'lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}',
-        'lam = dict(lam)',
+        'before = {k: flows[k].in_lanes(~reset, s) for k, s in before.items()}',
+        'before = dict(before)',
         'tests/gradients/test_rules.py -k reset_of_lanes',
     ),
     Mutant(

@@ -634,5 +634,5 @@ def test_a_choice_after_another_one_is_free_again():
 @pytest.mark.parametrize('fused', [1, 2, 4])
 def test_a_sum_over_lanes_has_each_lane_once(lanes, fused):
     values = jnp.asarray([2.0**k for k in range(lanes)])
-    total = entries._sum_over_lanes(lambda b: values[b], lanes, fused)
+    total = entries.sum_over_lanes(lambda b: values[b], lanes, fused)
     assert total == 2.0**lanes - 1

@@ -14,15 +14,15 @@ from .contraction import (
     without_x,
 )
 from .d_rtrl import DRTRL
-from .entries import accumulate, solve, transport, zeros
+from .entries import OpTrace
 from .es_d_rtrl import ESDRTRL, alive, apart, at_entries, empty_factors, joined
 from .feedback import VIEWS, Feedback, View, counting, uncounted
 from .layout import (
     Entry,
     Pair,
-    Stored,
     after,
     anywhere,
+    by_op,
     by_pair,
     entry_dtype,
     held_dtype,

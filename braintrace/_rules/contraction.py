@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +15,9 @@ from .._compiler import ETraceGraph, OpUse, depends, is_complex
 from .layout import Entry, Pair, folded, pairs, to_y
 from .rule import OpGradients, Weights
 
-
-class Groups(NamedTuple):
-    """So many groups of lanes; the gradients of these ops have a first axis of them."""
-
-    number: int
-    ops: Set[str]
-
-    def of(self, key: str) -> int:
-        """The groups of an op, 0 where its gradient is that of all lanes."""
-        return self.number if key in self.ops else 0
-
-
-WHOLE = Groups(0, frozenset())
+# op -> so many groups of lanes, whose gradients stand apart in a first axis; no number: in one
+Groups = Mapping[str, int]
+WHOLE: Groups = {}
 
 
 def over_lanes(graph: ETraceGraph, gradients: Callable[[Groups], OpGradients]) -> OpGradients:
@@ -37,31 +26,26 @@ def over_lanes(graph: ETraceGraph, gradients: Callable[[Groups], OpGradients]) -
     """
     if jax.device_count() == 1:
         return gradients(WHOLE)
-    groups = _groups(graph)
-
-    def shared():
-        found = gradients(groups)
-        return {
-            key: jax.tree.map(lambda g: g.sum(0), g) if groups.of(key) else g
-            for key, g in found.items()
-        }
-
-    return _jax.alone_or(partial(gradients, WHOLE), shared)()
-
-
-def _groups(graph: ETraceGraph) -> Groups:
-    """As many groups as devices can have apart, of the ops whose lanes stand in front."""
-    # ops whose trace and operands all have the lanes in front
+    # as many groups as devices can have apart, of ops whose trace and operands have lanes in front
+    number = math.gcd(graph.lanes or 1, jax.device_count())
     others = {pair.relation.key for pair in pairs(graph) if not pair.laned}
-    ops = {
-        op.key
+    groups = {
+        op.key: number
         for op in graph.ops
         if op.key not in others
         and op.primitive.batched
         and op.x is not None
         and op.x_aval.shape[:1] == op.y_aval.shape[:1] == (graph.lanes,)
     }
-    return Groups(math.gcd(graph.lanes or 1, jax.device_count()), ops)
+
+    def shared():
+        found = gradients(groups)
+        return {
+            key: jax.tree.map(lambda g: g.sum(0), g) if key in groups else g
+            for key, g in found.items()
+        }
+
+    return _jax.alone_or(partial(gradients, WHOLE), shared)()
 
 
 def by_group(number: int, fn: Callable, axis: int, *args):
@@ -88,7 +72,7 @@ def same_step(
     if groups is None:
         return over_lanes(graph, partial(same_step, graph, xs, ds, weights, skip))
     return {
-        op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key], groups.of(op.key))
+        op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key], groups.get(op.key, 0))
         for op in graph.ops
         if op.owned and op.key not in skip
     }

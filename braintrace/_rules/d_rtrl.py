@@ -12,31 +12,19 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._executor import Vector, add
+from .._executor import Vector
 from ..errors import OptionError
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
-from .entries import (
-    Change,
-    apart,
-    has_kernel,
-    has_reader,
-    has_writer,
-    if_any,
-    reads_weights,
-    renewed,
-    renewed_if,
-    solve,
-    solve_onto,
-    zeros,
-)
+from .entries import Change, OpTrace, apart, if_any, reads_weights
 from .layout import (
     Pair,
     States,
-    Stored,
     after,
+    by_op,
     by_pair,
     entry_dtype,
     gathered_once,
+    is_plain,
     pairs,
     stored_dtype,
 )
@@ -67,7 +55,7 @@ class DRTRL(PositionWise, Windowed):
 
     def init(self, graph):
         def one(pair: Pair):
-            entry = apart(zeros(pair.op, pair.coords, pair.group.num_state))
+            entry = apart(OpTrace(pair.op, pair.coords).zeros(pair.group.num_state))
             own = pair.group.dtype
 
             def stored_as(e):
@@ -88,43 +76,37 @@ class DRTRL(PositionWise, Windowed):
         # push_t  = p_t . D_f,t                 p_{t-1}   = p_t D_t
         credit, steps = backwards(graph, window, keep)
         # gradient = sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >; a reset at the start ends e_0
-        past = pending if pending is None or resets is None else pending.without(graph, resets[0])
-        grads = self._gradient(network, trace, past, window, credit)
+        first = None if resets is None else resets[0]
+        grads = self._gradient(network, trace, pending, window, credit, first)
         return grads, steps if steps is None else _behind(pending, graph, window, steps)
 
     def _gradient(
         self,
         network: Network,
-        trace: Trace,
+        trace: dict,
         pending: Pending | None,
         window: Window,
         credit: tuple[dict[str, Vector], dict[str, jax.Array]],
+        reset: jax.Array | None = None,
     ) -> OpGradients:
         """``sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >``; pending steps count as earlier steps
         of the window.
         """
-        xs, (lam, delta), alive, older = window.x, credit, window.t[0] > 0, []
-        if pending is not None:
-            older, lam = pending.credit(network.graph, lam)
-            alive = pending.alive
-            if len(window.t) <= SHORT:
-                older, xs, delta = [], *_joined([*older, (xs, delta)])
-        graph, weights = network.graph, network.weights
+        graph, weights, xs, (lam, delta) = network.graph, network.weights, window.x, credit
+        past, lam, older = _past(graph, trace, pending, lam, window.t[0], reset)
+        if older and len(window.t) <= SHORT:
+            pieces = zip(*older, (xs, delta), strict=True)
+            older, (xs, delta) = [], map(_joined, pieces)
 
         def gradients(groups: Groups):
             grads = same_step(graph, xs, delta, weights, groups=groups)
-            grads = _with_rows(grads, network, older, groups)
-            return self._with_history(grads, network, trace, lam, alive, window.t[0], groups)
+            return _with_history(network, grads, past, lam, older, groups)
 
         return over_lanes(graph, gradients)
 
     def with_history(self, network, grads, trace, pending, lam, t, reset):
-        alive = t > 0
-        if pending is not None:
-            past = pending if reset is None else pending.without(network.graph, reset)
-            alive, (older, lam) = past.alive, past.credit(network.graph, lam)
-            grads = _with_rows(grads, network, older)
-        return self._with_history(grads, network, trace, lam, alive, t)
+        past = _past(network.graph, trace, pending, lam, t, reset)
+        return _with_history(network, grads, *past)
 
     def advance(self, network, trace, pending, window):
         _, steps = backwards(network.graph, window, True)
@@ -134,88 +116,16 @@ class DRTRL(PositionWise, Windowed):
         first, *rest = pending.segments
         first = first._replace(p=after(read, t, first.p))
         pending = pending._replace(segments=(first, *rest))
-        graph = network.graph
-        changes = _changes(graph, pending, t)
-
-        def one(pair: Pair):
-            return self._renewed(network, trace, pending.alive, pair, pair.of(changes), t)
-
-        return by_pair(graph, one)
-
-    def _renewed(
-        self,
-        network: Network,
-        trace: Trace,
-        alive: jax.Array,
-        pair: Pair,
-        changes: tuple[Change, ...],
-        t: jax.Array,
-        flag: jax.Array | None = None,
-    ) -> States:
-        """An entry after its changes; where the op has its own writer, if the flag is set."""
-        op, coords, weights = pair.op, pair.coords, network.weights[pair.relation.key]
-        old = self._stored(trace, pair, alive)
-        if has_writer(op, coords):
-            return renewed_if(flag, op, coords, old, changes, weights, t)
-        return renewed(op, coords, old, changes, weights, t)
-
-    def _stored(self, trace: Trace, pair: Pair, alive: jax.Array) -> Stored:
-        return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
-
-    def _with_history(
-        self,
-        grads: OpGradients,
-        network: Network,
-        carried: dict,
-        lam: dict[str, Vector],
-        alive: jax.Array,
-        t: jax.Array,
-        groups: Groups = WHOLE,
-    ) -> OpGradients:
-        """``grads + < lam , e >``; steps that are pending beside the trace are read with it."""
-        graph, (trace, steps) = network.graph, _apart(carried)
-        if steps is not None:
-            pending = steps.pending(graph, t)
-            older, lam = pending.credit(graph, lam)
-            alive, grads = pending.alive, _with_rows(grads, network, older, groups)
-
-        def arguments(pair: Pair, signal: Vector):
-            key, old = pair.relation.key, self._stored(trace, pair, alive)
-            return pair.op, pair.coords, signal, old, network.weights[key], groups.of(key)
-
-        def read():
-            total: dict = {}
-            signals = by_pair(graph, lambda pair: pair.gathered(lam))
-            signals = gathered_once(graph, alive, signals)
-            for pair in together:
-                key = pair.relation.key
-                total[key] = add(total.get(key), solve(*arguments(pair, pair.of(signals))))
-            return jax.tree.map(lambda g, w: g.astype(w.dtype), total, read_weights)
-
-        apart, together = _parted(graph, has_reader)
-        if together:
-            read_weights = {p.relation.key: network.weights[p.relation.key] for p in together}
-            found = read() if groups.number else if_any(alive, read, read_weights)
-            grads = add_gradients(grads, found)
-        for pair in apart:
-            key = pair.relation.key
-            grads = {**grads, key: solve_onto(grads[key], *arguments(pair, pair.gathered(lam)))}
-        return grads
+        return by_pair(network.graph, _writer(network, trace, pending, t))
 
     # single steps ---------------------------------------------------------------------------------
 
     def carried(self, graph, trace, t):
-        rows = self._rows(graph, trace)
+        size, rows = _bytes(trace), 1
+        # a trace of a few bytes may as well be written at each step
+        if size and (self.write_every is not None or size >= SMALL):
+            rows = self.delay(graph, 1, self.write_every)
         return trace if rows == 1 else {**trace, PENDING: PendingSteps.empty(graph, rows, t)}
-
-    def _rows(self, graph: ETraceGraph, trace: Trace) -> int:
-        """Steps to keep pending before the trace is written; 1 (write each step) for a trace below
-        ``SMALL`` bytes.
-        """
-        size = _bytes(trace)
-        if not size or (self.write_every is None and size < SMALL):
-            return 1
-        return self.delay(graph, 1, self.write_every)
 
     def written(self, graph, carried, t):
         trace, steps = _apart(carried)
@@ -229,24 +139,19 @@ class DRTRL(PositionWise, Windowed):
         self, flag: jax.Array, network: Network, trace: Trace, steps: PendingSteps, t: jax.Array
     ) -> Trace:
         """The trace, with the pending steps written into it where the flag is set."""
-
         graph = network.graph
-        apart, together = _parted(graph, has_writer)
+        apart, together = _parted(graph, lambda primitive: primitive.trace_writer)
 
         def written(pairs: list[Pair], *flag: jax.Array) -> list[States]:
             if not pairs:
                 return []
-            pending = steps.pending(graph, t)
-            changes = _changes(graph, pending, t)
-            return [
-                self._renewed(network, trace, pending.alive, pair, pair.of(changes), t, *flag)
-                for pair in pairs
-            ]
+            return list(map(_writer(network, trace, steps.pending(graph, t), t, *flag), pairs))
 
         old = [pair.of(trace) for pair in together]
         new = jax.lax.cond(flag, lambda _: written(together), lambda old: old, old)
-        found = dict(zip(map(_place, (*together, *apart)), (*new, *written(apart, flag))))
-        return by_pair(graph, lambda pair: found[_place(pair)])
+        places = [pair.place for pair in (*together, *apart)]
+        found = dict(zip(places, (*new, *written(apart, flag)), strict=True))
+        return by_pair(graph, lambda pair: found[pair.place])
 
     def update(self, network, carried, factors, t):
         trace, steps = _apart(carried)
@@ -281,19 +186,17 @@ class DRTRL(PositionWise, Windowed):
                 )
             return asked
         size = _bytes(jax.eval_shape(lambda: self.init(graph)))
-        at_once = bound or any(has_kernel(pair.op, pair.coords) for pair in pairs(graph))
+        at_once = bound or _parted(graph, lambda primitive: primitive.trace_kernel)[0]
         return 1 if at_once else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
 
 
-def _parted(graph: ETraceGraph, has_own: Callable) -> tuple[list[Pair], list[Pair]]:
-    """The pairs whose op has code of its own, and the others."""
-    own = [pair for pair in pairs(graph) if has_own(pair.op, pair.coords)]
-    places = {_place(pair) for pair in own}
-    return own, [pair for pair in pairs(graph) if _place(pair) not in places]
-
-
-def _place(pair: Pair) -> tuple[str, str]:
-    return pair.relation.key, pair.group.name
+def _parted(graph: ETraceGraph, own: Callable[[Any], Any]) -> tuple[list[Pair], list[Pair]]:
+    """The pairs whose primitive has ``own`` code for a platform, and the others."""
+    parts: tuple[list[Pair], list[Pair]] = [], []
+    for pair in pairs(graph):
+        has_own = own(pair.op.primitive) and is_plain(pair.op, pair.coords)
+        parts[0 if has_own else 1].append(pair)
+    return parts
 
 
 def _behind(pending: Pending | None, graph: ETraceGraph, window: Window, steps: Pending) -> Pending:
@@ -313,33 +216,101 @@ def _apart(carried: dict) -> tuple[Trace, PendingSteps | None]:
     return trace, carried.get(PENDING)
 
 
-def _with_rows(
-    grads: OpGradients, network: Network, older: list, groups: Groups = WHOLE
+def _past(
+    graph: ETraceGraph,
+    carried: dict,
+    pending: Pending | None,
+    lam: dict[str, Vector],
+    t: jax.Array,
+    reset: jax.Array | None,
+) -> tuple[tuple[Trace, jax.Array], dict[str, Vector], list[tuple[dict, dict]]]:
+    """What a signal ``lam`` at the present states reads in lanes without a reset: the stored trace
+    with the flags of its lanes, the signal there, and of pending steps x and the signal at y.
+    """
+    trace, steps = _apart(carried)
+    if steps is not None:
+        pending = steps.pending(graph, t)
+    if pending is None:
+        return (trace, t > 0), lam, []
+    pending = pending if reset is None else pending.without(graph, reset)
+    older, lam = pending.credit(graph, lam)
+    return (trace, pending.alive), lam, older
+
+
+def _with_history(
+    network: Network,
+    grads: OpGradients,
+    past: tuple[Trace, jax.Array],
+    lam: dict[str, Vector],
+    older: list[tuple[dict, dict]],
+    groups: Groups = WHOLE,
 ) -> OpGradients:
-    """Gradients, and those of earlier steps: pairs of x and the signal at each y, by op."""
-    for x, of_rows in older:
-        others = network.weights.keys() - of_rows
-        few = same_step(network.graph, x, of_rows, network.weights, others, groups)
+    """``grads + < lam , e >``, and the gradients of ``older`` steps (see :func:`_past`)."""
+    graph, weights, (trace, alive) = network.graph, network.weights, past
+    for x, delta in older:
+        few = same_step(graph, x, delta, weights, weights.keys() - delta, groups)
         grads = add_gradients(grads, few)
+
+    def arguments(pair: Pair, signal: Vector) -> tuple:
+        of_op = groups.get(pair.relation.key, 0)
+        return signal, pair.of(trace), pair.flags(alive), of_op
+
+    apart, together = _parted(graph, lambda primitive: primitive.trace_reader)
+    if together:
+        like = {pair.relation.key: weights[pair.relation.key] for pair in together}
+
+        def read():
+            signals = by_pair(graph, lambda pair: pair.gathered(lam))
+            signals = gathered_once(graph, alive, signals)
+
+            def one(pair: Pair):
+                return _entry_of(network, pair).solve(*arguments(pair, pair.of(signals)))
+
+            return jax.tree.map(lambda g, w: g.astype(w.dtype), by_op(together, one), like)
+
+        grads = add_gradients(grads, read() if groups else if_any(alive, read, like))
+    for pair in apart:
+        key, own = pair.relation.key, _entry_of(network, pair)
+        found = own.solve_onto(grads[key], *arguments(pair, pair.gathered(lam)))
+        grads = {**grads, key: found}
     return grads
 
 
-def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
-    """x and delta of some steps after each other, by op."""
+def _entry_of(network: Network, pair: Pair) -> OpTrace:
+    return OpTrace(pair.op, pair.coords, network.weights[pair.relation.key])
 
-    def together(dicts: list[dict]) -> dict:
-        return {
-            key: jnp.concatenate([each[key] for each in dicts if key in each]) for key in dicts[-1]
-        }
 
-    return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
+def _writer(
+    network: Network,
+    trace: Trace,
+    pending: Pending,
+    t: jax.Array,
+    flag: jax.Array | None = None,
+) -> Callable[[Pair], States]:
+    """The function that writes pending steps into the entry of a pair; where the op has a writer of
+    its own, if the flag is set.
+    """
+    changes = _changes(network.graph, pending, t)
+
+    def one(pair: Pair) -> States:
+        old = pair.of(trace), pair.flags(pending.alive)
+        return _entry_of(network, pair).renewed_if(flag, *old, pair.of(changes), t)
+
+    return one
+
+
+def _joined(pieces: tuple[dict, ...]) -> dict[str, jax.Array]:
+    """The rows of some steps after each other, by op; every op is in the last piece."""
+    return {
+        key: jnp.concatenate([each[key] for each in pieces if key in each]) for key in pieces[-1]
+    }
 
 
 def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, dict]:
     """The changes of every entry by these steps; what is gathered for them is made once."""
     changes = by_pair(graph, pending.change)
     # what is multiplied with numbers of an entry one by one; many rows are contracted instead
-    few = lambda c: {'p': c.p, 'q': c.q} if c.rows <= SHORT else {'p': c.p}  # noqa: E731
+    few = lambda c: {'p': c.p, 'q': c.q} if c.rows <= SHORT else {'p': c.p}
     factors = by_pair(graph, lambda pair: tuple(map(few, pair.of(changes))))
     factors = gathered_once(graph, t >= 0, factors)
 

@@ -1,4 +1,6 @@
-"""Entries of a trace: their shapes, how they are read and written."""
+"""The entries of a trace: how steps make them, how they are moved, read and written, by the rules
+of the op's own primitive.
+"""
 
 from __future__ import annotations
 
@@ -21,356 +23,22 @@ from .layout import (
     Entry,
     Pair,
     States,
-    Stored,
     after,
     anywhere,
     by_name,
     by_state,
+    chosen,
     folded,
     is_plain,
     mapped_over_added,
     one_lane,
+    read,
     stored,
+    where_lanes,
     without_added,
 )
 
-# entries ------------------------------------------------------------------------------------------
-#
-# A trace entry, and how steps make it with the rules of the op's own primitive.
-#
-# A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
-# for each state, which XLA can write in place. In between an entry is a vector of the algebra of D:
-# for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at a
-# relation's coordinates.
-
-
-# the empty trace -----------------------------------------------------------------------------
-
-
-def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
-    """The empty entry of D-RTRL, states in a last axis: ``init_drtrl``, repeated over added
-    axes.
-    """
-    entry = _init(op, 'init_drtrl', 'D_RTRL', num_state)
-    entry = {n: _repeated(coords, e) for n, e in entry.items()}
-    _check_layout(op, coords, entry, num_state)
-    return entry
-
-
-def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
-    """The empty output trace of ES-D-RTRL: ``init_pp``, repeated over added axes."""
-    zero = _repeated(coords, _init(op, 'init_pp', 'ES_D_RTRL', num_state))
-    return jnp.broadcast_to(zero, (*op.repeats, *zero.shape)) if op.repeats else zero
-
-
-def apart(entry: Entry) -> States:
-    """An entry as one array for each state."""
-    return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
-
-
-def _repeated(coords: Coordinates, zero: jax.Array) -> jax.Array:
-    """Zeros, repeated over the added axes."""
-    at, behind = coords.axis, coords.axis + coords.added
-    sizes = *zero.shape[:at], *coords.shape[at:behind], *zero.shape[at:]
-    return jnp.broadcast_to(jnp.expand_dims(zero, range(at, behind)), sizes)
-
-
-def _init(op: OpUse, slot: str, algorithm: str, num_state: int):
-    x = None if op.x is None else _variable(op.x_aval)
-    weights = {n: _variable(a) for n, a in op.weight_avals.items()}
-    rule = op.primitive.bound_rule(slot, op.params, algorithm)
-    return rule(x, _variable(op.y_aval), weights, num_state)
-
-
-def _variable(aval):
-    return SimpleNamespace(aval=jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-
-
-def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) -> None:
-    """Refuse an ``init_drtrl`` whose arrays have other shapes than the entries of one step."""
-    op = outside_loops(op)
-    d = (jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype),)
-
-    def one(x, d, weights):
-        return instant(op.empty(), coords, x, d, weights)
-
-    # without the axes of a mesh that the step was traced under
-    x, weights = jax.tree.map(abstract, (op.x_aval, op.weight_avals))
-    (fresh,) = jax.eval_shape(one, x, d, weights)
-    wanted = {n: (*fresh[n].shape, num_state) for n in entry}
-    wrong = {n: (e.shape, wanted[n]) for n, e in entry.items() if e.shape != wanted[n]}
-    if wrong:
-        text = ', '.join(
-            f'{n!r}: {list(a)} from init_drtrl, {list(b)} from one step'
-            for n, (a, b) in wrong.items()
-        )
-        raise RuleContractError(
-            f'{op.where}: the trace of {op.primitive.name} has two layouts: {text}. init_drtrl '
-            'must return zeros of the batch axis (if batched), the layout of one sample, and the '
-            'state axis last.'
-        )
-
-
-# one step, and many ----------------------------------------------------------------------------
-
-
-def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Vector:
-    """One step's entry ``D_f (x) x``, sample by sample, summed over the turns of loops around the
-    op.
-    """
-    weights = finite(op, weights)
-    if op.repeats:
-        return accumulate(op, coords, x, df, weights)
-    root = op.primitive.root
-    slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
-    if op.primitive.structure:  # its parameters are arrays, and no key
-        rule = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
-    else:
-        params = tuple(op.params.items())
-        rule = _traced_once(op.primitive, slot, root.rule(slot), params, coords.layout)
-    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
-
-
-@functools.lru_cache(maxsize=256)
-def _traced_once(primitive, slot: str, rule: Callable, params: tuple, layout: tuple) -> Callable:
-    """The rule of a kind of op, which is traced once for each shape: a write asks for each row and
-    state, and a stack of layers for each layer. ``rule`` is a key: another may be registered.
-    """
-    fn = primitive.root.bound_rule(slot, dict(params), 'D_RTRL')
-    fn = primitive.by_lane(fn, dict(params), 0)
-    return jax.jit(mapped_over_added(fn, layout, (None, layout[1], None)), inline=True)
-
-
-def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entry) -> Vector:
-    """``sum_t x_t (x) push_t`` over a leading time axis: one contraction where the entry has the
-    parameter's layout.
-    """
-    weights = finite(op, weights)
-    if op.repeats:  # the turns of loops are summed as steps of time are
-        xs = folded(xs, () if op.x is None else op.x_aval.shape)
-        pushes = jax.tree.map(lambda a: folded(a, coords.shape), pushes)
-        return accumulate(outside_loops(op), coords, xs, pushes, weights)
-    if op.x is None:
-        return instant(op, coords, None, jax.tree.map(lambda a: a.sum(0), pushes), weights)
-    root = op.primitive.root
-    if root.optional_rule('instant_drtrl') is None:
-        contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
-        rule = _lane_by_lane(contract, op, coords, 1)
-        return _each(op, lambda d: rule(xs, d, weights), pushes)
-
-    # another layout (conv, lora) has no contraction over time: step by step
-    def plus(total, step):
-        x, push = step
-        return jax.tree.map(jnp.add, total, instant(op, coords, x, push, weights)), None
-
-    first = jax.tree.map(lambda a: a[0], (xs, pushes))
-    shapes = jax.eval_shape(lambda x, push: instant(op, coords, x, push, weights), *first)
-    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    return jax.lax.scan(plus, empty, (xs, pushes))[0]
-
-
-def carry(op: OpUse, coords: Coordinates, d: Transition, entry: Vector) -> Vector:
-    """``D e``: for state s the sum over states r of ``yw_to_w(D[s][r], e_r)``."""
-    return apply(d, entry, transport(op, coords))
-
-
-def added(a: Vector, b: Vector) -> Vector:
-    """The sum of two entries, state by state."""
-    return tuple(add(*pair) for pair in zip(a, b, strict=True))
-
-
-def transport(op: OpUse, coords: Coordinates) -> Callable:
-    """``yw_to_w``: the product of values at y's positions with one state of an entry."""
-    rule = op.primitive.bound_rule('yw_to_w', op.params, 'D_RTRL')
-    return mapped_over_added(rule, coords.layout, coords.axis)
-
-
-def _each(op: OpUse, fn: Callable, vector: Vector) -> Vector:
-    return tuple(None if x is None else in_parts(op, fn, x) for x in vector)
-
-
-def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
-    """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the added
-    axes, the axes of ``vmap``, and the batch (axis ``lane``).
-    """
-    over_batch = op.primitive.by_lane(fn, op.params, lane)
-    return mapped_over_added(over_batch, coords.layout, (None, lane + coords.axis, None))
-
-
-# what the layout of an entry allows ------------------------------------------------------------
-
-
-def is_by_sample(op: OpUse, coords: Coordinates) -> bool:
-    """Whether an entry is the parameter's layout for each sample, so that lanes can be taken one at
-    a time.
-    """
-    root = op.primitive.root
-    own = root.optional_rule('instant_drtrl') or root.optional_rule('solve_drtrl')
-    plain = op.primitive.batched and op.primitive.original is None and own is None
-    return plain and op.x is not None and not op.repeats and not coords.added
-
-
-def reads_weights(pair: Pair) -> bool:
-    """Whether the entry of one step is made with the weights."""
-    op, coords = outside_loops(pair.op), pair.coords
-
-    def one(values, x, d):
-        weights = dict(zip(op.weight_avals, values, strict=True))
-        return sum(e.sum() for e in jax.tree.leaves(instant(op.empty(), coords, x, (d,), weights)))
-
-    d = jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype)
-    return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
-
-
-# reading ------------------------------------------------------------------------------------------
-#
-# ``< signal , e >``: the gradient of the weights, read from a stored entry.
-
-
 FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
-
-
-def solve(
-    op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry, groups: int = 0
-) -> Entry:
-    """``< signal , e >`` of one entry, summed over states and lanes; of so many groups of lanes
-    apart.
-    """
-    some = next((x for x in signal if x is not None), None)
-    if some is None:
-        zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
-        return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
-    moved = transport(op, coords)
-    own = op.primitive.optional_rule('solve_drtrl')
-
-    def rule(signal, entry):
-        return _real(op, moved(signal, entry))
-
-    def of_lanes(signal, numbers):
-        if own is not None:
-            return _by_own_rule(op, coords, signal, numbers, weights)
-        total = dot(signal, by_state(numbers), rule)
-        # over the lanes and over added axes, to the parameter's shape
-        total = {n: without_added(coords, g) for n, g in total.items()}
-        return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
-
-    def all_at_once():
-        return of_lanes(signal, old.numbers)
-
-    def lane_by_lane():
-        def of_lane(b):
-            total = dot(one_lane(signal, b), by_state(old.lane(b).numbers), rule)
-            return {n: g[0] for n, g in total.items()}
-
-        states = sum(x is not None for x in signal)
-        return _sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
-
-    if groups:
-        return by_group(groups, of_lanes, 0, signal, old.numbers)
-    if is_by_sample(op, coords) and some.ndim and some.shape[0]:
-        return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
-    return all_at_once()
-
-
-def has_reader(op: OpUse, coords: Coordinates) -> bool:
-    """Whether a platform may have code of its own that reads this entry."""
-    return bool(op.primitive.trace_reader) and is_plain(op, coords)
-
-
-def solve_onto(
-    onto: Entry,
-    op: OpUse,
-    coords: Coordinates,
-    signal: Vector,
-    old: Stored,
-    weights: Entry,
-    groups: int = 0,
-) -> Entry:
-    """``onto + < signal , e >`` by the op's own code on platforms that have it."""
-    if all(x is None for x in signal):
-        return onto
-
-    def default(onto, signal, entry, alive):
-        def read():
-            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights, groups)
-            return {n: g.astype(onto[n].dtype) for n, g in found.items()}
-
-        found = read() if groups else if_any(alive, read, onto)
-        return jax.tree.map(operator.add, onto, found)
-
-    def by(reader):
-        def run(*operands):
-            return {**default(*operands), **reader(*operands, **op.params)}
-
-        return run
-
-    operands = onto, signal, old.entry, old.alive
-    if groups:
-        return default(*operands)
-    readers = {platform: by(reader) for platform, reader in op.primitive.trace_reader.items()}
-    return _jax.platform_dependent(*operands, default=default, **readers)
-
-
-def if_any(alive: jax.Array, read: Callable, like):
-    """``read()``, arrays like these, which are zeros while no lane has a past; on a CPU it is
-    skipped then.
-    """
-
-    def skipped():
-        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)  # noqa: E731
-        return jax.lax.cond(anywhere(alive), read, none)
-
-    return _jax.platform_dependent(cpu=skipped, default=read)
-
-
-def _by_own_rule(
-    op: OpUse, coords: Coordinates, signal: Vector, numbers: States, weights: Entry
-) -> Entry:
-    """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
-    own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
-    axis = coords.axis
-    rule = mapped_over_added(lambda d, e: _real(op, own(d, e, weights)), (coords.added, 0), axis)
-    total = dot(signal, by_state(numbers), rule)
-    return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
-
-
-def _real(op: OpUse, entry: Entry) -> Entry:
-    """A product of a signal and an entry: the real part of it for a real weight."""
-    avals = op.weight_avals
-    return {n: e if is_complex(avals[n]) else jnp.real(e) for n, e in entry.items()}
-
-
-def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
-    """``sum_b of_lane(b)``, so many lanes in one expression: lanes often begin at the same place of
-    a processor's cache, so that few of them can be read at once.
-    """
-    plus = functools.partial(jax.tree.map, operator.add)
-
-    of_lane = jax.jit(of_lane, inline=True)  # traced once
-
-    def block(start, number):
-        return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
-
-    if lanes <= fused:
-        return block(0, lanes)
-    # the lanes that fill no block, or zeros: a block in front would be half of the program; then a
-    # loop over blocks
-    whole, rest = divmod(lanes, fused)
-    shapes = jax.eval_shape(of_lane, jnp.int32(0))
-    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    first = block(whole * fused, rest) if rest else none
-    return jax.lax.scan(
-        lambda total, i: (plus(total, block(i * fused, fused)), None),
-        first,
-        jnp.arange(whole, dtype=jnp.int32),
-    )[0]
-
-
-# writing ------------------------------------------------------------------------------------------
-#
-# Steps that are written into a stored entry: in one pass over it, lane by lane, or by a kernel.
-
-
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
 SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
 
@@ -394,107 +62,486 @@ class Change(NamedTuple):
         """x and q of one step."""
         return jax.tree.map(lambda a: a[k], (self.x, self.q))
 
-    def lane(self, b) -> Change:
-        """The change of one lane, with an axis of size 1."""
-        return Change(one_lane(self.p, b), *one_lane((self.x, self.q), b, 1))
-
 
 Changes = tuple[Change, ...]  # one after the other
 
 
-def renewed(
-    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry, t: jax.Array
-) -> States:
-    """The stored entry after some changes, at step count ``t``."""
-    rows = max(change.rows for change in changes)
-    if rows == 1 and len(changes) == 1 and has_kernel(op, coords):
-        # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
-        if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
-            return _by_kernel(op, coords, old, changes[0], weights)
+class OpTrace:
+    """The entry of an op at some coordinates, made with these weights (None: only shapes are asked
+    for).
 
-    def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
-        """The new entry; ``summed(change)`` is its sum over rows."""
-        for change in changes:
-            entry = added(carry(op, coords, change.p, entry), summed(change))
-        return entry
-
-    def multiplied_out(change):
-        made = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
-        return functools.reduce(added, made) if made else (None,) * len(change.q)
-
-    def contracted(change):
-        return accumulate(op, coords, change.x, change.q, weights)
-
-    def of_one_lane(change):
-        # the sum over rows in one contraction
-        made = lambda d: op_gradient(op, change.x, d, weights)  # noqa: E731
-        return jax.tree.map(lambda e: e[None], _each(op, made, change.q))
-
-    def all_at_once(entry, order=None):
-        here = old._replace(entry=entry)
-        summed = multiplied_out if few and not sparse else contracted
-        return _state_by_state(here, changes, lambda *at: new(*at, summed), order, t)
-
-    def lane_by_lane(entry):
-        return _over_lanes(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
-
-    few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
-    terms = max(sum(x is not None for x in row) for row in changes[0].p)
-    # one row for states that are made of several: XLA's code for it is slower than lane by lane
-    if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
-        return all_at_once(old.entry, order)
-    if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
-        lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
-        if not few or lane > SMALL_LANE:
-            return _jax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
-    return all_at_once(old.entry)
-
-
-def renewed_if(
-    flag: jax.Array | None,
-    op: OpUse,
-    coords: Coordinates,
-    old: Stored,
-    changes: Changes,
-    weights: Entry,
-    t: jax.Array,
-) -> States:
-    """The stored entry after some changes where the flag is set (None: always), else as it was, by
-    the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
+    A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
+    for each state, which XLA can write in place. In between an entry is a vector of the algebra of
+    D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at the
+    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none.
     """
 
-    always = flag is None
+    def __init__(self, op: OpUse, coords: Coordinates, weights: Entry | None = None):
+        self.op, self.coords = op, coords
+        self.weights = {} if weights is None else finite(op, weights)
 
-    def new(changes, entry, alive):
-        return renewed(op, coords, Stored(entry, alive, old.dtype), changes, weights, t)
+    # the empty trace ------------------------------------------------------------------------------
 
-    def default(flag, changes, entry, alive):
-        """In a loop of one turn or none: XLA copies what passes the branches of ``lax.cond``."""
-        if always:
-            return new(changes, entry, alive)
+    def zeros(self, num_state: int) -> Entry:
+        """The empty entry of D-RTRL, states in a last axis: ``init_drtrl``, repeated over added
+        axes. Its arrays must have the shapes of one step's.
+        """
+        op, entry = outside_loops(self.op), self._init('init_drtrl', 'D_RTRL', num_state)
+        entry = {n: self._repeated(e) for n, e in entry.items()}
 
-        def turn(_, entry):
-            # the barrier keeps what is made of the changes inside the loop
-            entry, *others = jax.lax.optimization_barrier((entry, changes, alive))
-            return new(others[0], entry, others[1])
+        def one(x, d, weights):
+            return OpTrace(op.empty(), self.coords, weights).instant(x, d)
 
-        return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
+        # without the axes of a mesh that the step was traced under
+        x, weights = jax.tree.map(abstract, (op.x_aval, op.weight_avals))
+        d = (jax.ShapeDtypeStruct(self.coords.shape, op.y_aval.dtype),)
+        (fresh,) = jax.eval_shape(one, x, d, weights)
+        wanted = {n: (*fresh[n].shape, num_state) for n in entry}
+        wrong = {n: (e.shape, wanted[n]) for n, e in entry.items() if e.shape != wanted[n]}
+        if wrong:
+            text = ', '.join(
+                f'{n!r}: {list(a)} from init_drtrl, {list(b)} from one step'
+                for n, (a, b) in wrong.items()
+            )
+            raise RuleContractError(
+                f'{op.where}: the trace of {op.primitive.name} has two layouts: {text}. init_drtrl '
+                'must return zeros of the batch axis (if batched), the layout of one sample, and '
+                'the state axis last.'
+            )
+        return entry
 
-    def by(writer):
-        def run(flag, changes, entry, alive):
-            found = writer(flag, changes, entry, alive, **op.params)
-            if not found:
-                return default(flag, changes, entry, alive)
-            # XLA leaves out what a branch makes in vain
-            others = jax.lax.cond(flag, lambda e: new(changes, e, alive), lambda e: e, entry)
-            return {**others, **found}
+    def zeros_pp(self, num_state: int) -> jax.Array:
+        """The empty output trace of ES-D-RTRL: ``init_pp``, repeated over added axes."""
+        zero = self._repeated(self._init('init_pp', 'ES_D_RTRL', num_state))
+        return jnp.broadcast_to(zero, (*self.op.repeats, *zero.shape))
 
-        return run
+    def _init(self, slot: str, algorithm: str, num_state: int):
+        op = self.op
+        variable = lambda a: SimpleNamespace(aval=jax.ShapeDtypeStruct(a.shape, a.dtype))
+        x = None if op.x is None else variable(op.x_aval)
+        weights = {n: variable(a) for n, a in op.weight_avals.items()}
+        rule = op.primitive.bound_rule(slot, op.params, algorithm)
+        return rule(x, variable(op.y_aval), weights, num_state)
 
-    writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
-    flag = jnp.ones((), bool) if always else flag
-    operands = flag, changes, old.entry, old.alive
-    return _jax.platform_dependent(*operands, default=default, **writers)
+    def _repeated(self, zero: jax.Array) -> jax.Array:
+        """Zeros, repeated over the added axes."""
+        coords = self.coords
+        at, behind = coords.axis, coords.axis + coords.added
+        sizes = *zero.shape[:at], *coords.shape[at:behind], *zero.shape[at:]
+        return jnp.broadcast_to(jnp.expand_dims(zero, range(at, behind)), sizes)
+
+    # one step, and many ---------------------------------------------------------------------------
+
+    def instant(self, x, df: Vector) -> Vector:
+        """One step's entry ``D_f (x) x``, sample by sample, summed over the turns of loops around
+        the op.
+        """
+        op, root = self.op, self.op.primitive.root
+        if op.repeats:
+            return self.accumulate(x, df)
+        slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
+        if op.primitive.structure:  # its parameters are arrays, and no key
+            rule = self._lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), 0)
+        else:
+            params, layout = tuple(op.params.items()), self.coords.layout
+            rule = _traced_once(op.primitive, slot, root.rule(slot), params, layout)
+        return self._each(lambda d: rule(x, d.astype(op.y_aval.dtype), self.weights), df)
+
+    def accumulate(self, xs, pushes: Vector) -> Vector:
+        """``sum_t x_t (x) push_t`` over a leading time axis: one contraction where the entry has
+        the parameter's layout.
+        """
+        op, root = self.op, self.op.primitive.root
+        if op.repeats:  # the turns of loops are summed as steps of time are
+            xs = folded(xs, () if op.x is None else op.x_aval.shape)
+            pushes = jax.tree.map(lambda a: folded(a, self.coords.shape), pushes)
+            return OpTrace(outside_loops(op), self.coords, self.weights).accumulate(xs, pushes)
+        if op.x is None:
+            return self.instant(None, jax.tree.map(lambda a: a.sum(0), pushes))
+        if root.optional_rule('instant_drtrl') is None:
+            contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
+            rule = self._lane_by_lane(contract, 1)
+            return self._each(lambda d: rule(xs, d, self.weights), pushes)
+
+        # another layout (conv, lora) has no contraction over time: step by step
+        def plus(total, step):
+            return jax.tree.map(jnp.add, total, self.instant(*step)), None
+
+        first = jax.tree.map(lambda a: a[0], (xs, pushes))
+        shapes = jax.eval_shape(self.instant, *first)
+        empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return jax.lax.scan(plus, empty, (xs, pushes))[0]
+
+    def carry(self, d: Transition, entry: Vector) -> Vector:
+        """``D e``: for state s the sum over states r of ``yw_to_w(D[s][r], e_r)``."""
+        return apply(d, entry, self.transport)
+
+    @functools.cached_property
+    def transport(self) -> Callable:
+        """``yw_to_w``: the product of values at y's positions with one state of an entry."""
+        rule = self.op.primitive.bound_rule('yw_to_w', self.op.params, 'D_RTRL')
+        return mapped_over_added(rule, self.coords.layout, self.coords.axis)
+
+    def _each(self, fn: Callable, vector: Vector) -> Vector:
+        return tuple(None if x is None else in_parts(self.op, fn, x) for x in vector)
+
+    def _lane_by_lane(self, fn: Callable, lane: int) -> Callable:
+        """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the
+        added axes, the axes of ``vmap``, and the batch (axis ``lane``).
+        """
+        over_batch = self.op.primitive.by_lane(fn, self.op.params, lane)
+        axes = None, lane + self.coords.axis, None
+        return mapped_over_added(over_batch, self.coords.layout, axes)
+
+    # reading --------------------------------------------------------------------------------------
+
+    def solve(self, signal: Vector, entry: States, alive: jax.Array, groups: int = 0) -> Entry:
+        """``< signal , e >``: the gradient of the weights from a stored entry, summed over states
+        and lanes; of so many groups of lanes apart.
+        """
+        op, coords, avals = self.op, self.coords, self.op.weight_avals
+        some = next((x for x in signal if x is not None), None)
+        if some is None:
+            zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in avals.items()}
+            return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
+        # a layout that is not the parameter's has a rule of its own, which sums over lanes
+        own, product = op.primitive.optional_rule('solve_drtrl'), self.transport
+        if own is not None:
+            rule = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL')
+            of_state = lambda signal, e: rule(signal, e, self.weights)
+            product = mapped_over_added(of_state, (coords.added, 0), coords.axis)
+
+        def times(signal, e):
+            """One state's part; of a real weight the real part."""
+            found = product(signal, e)
+            return {n: g if is_complex(avals[n]) else jnp.real(g) for n, g in found.items()}
+
+        def of_lanes(signal, numbers):
+            total = dot(signal, by_state(numbers), times)
+            if own is not None:
+                return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
+            # over the lanes and over added axes, to the parameter's shape
+            total = {n: without_added(coords, g) for n, g in total.items()}
+            return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
+
+        def all_at_once():
+            return of_lanes(signal, self._numbers(entry, alive))
+
+        def lane_by_lane():
+            def of_lane(b):
+                here = by_state(self._numbers(*one_lane((entry, alive), b)))
+                return {n: g[0] for n, g in dot(one_lane(signal, b), here, times).items()}
+
+            states = sum(x is not None for x in signal)
+            return sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
+
+        if groups:
+            return by_group(groups, of_lanes, 0, signal, self._numbers(entry, alive))
+        if self._is_by_sample and some.ndim and some.shape[0]:
+            return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+        return all_at_once()
+
+    def solve_onto(
+        self, onto: Entry, signal: Vector, entry: States, alive: jax.Array, groups: int = 0
+    ) -> Entry:
+        """``onto + < signal , e >`` by the op's own code on platforms that have it."""
+        if all(x is None for x in signal):
+            return onto
+
+        def default(onto, signal, entry, alive):
+            def read():
+                found = self.solve(signal, entry, alive, groups)
+                return {n: g.astype(onto[n].dtype) for n, g in found.items()}
+
+            found = read() if groups else if_any(alive, read, onto)
+            return jax.tree.map(operator.add, onto, found)
+
+        def by(reader):
+            def run(*operands):
+                return {**default(*operands), **reader(*operands, **self.op.params)}
+
+            return run
+
+        operands = onto, signal, entry, alive
+        table = {} if groups else self.op.primitive.trace_reader
+        readers = {platform: by(reader) for platform, reader in table.items()}
+        return _jax.platform_dependent(*operands, default=default, **readers)
+
+    def _numbers(self, entry: States, alive: jax.Array) -> States:
+        """A stored entry, zero in lanes without a past, in the dtype in which sums are made."""
+        dtype = self.op.y_aval.dtype
+        return jax.tree.map(lambda e: where_lanes(alive, True, read(e, dtype)), entry)
+
+    @property
+    def _is_by_sample(self) -> bool:
+        """Whether an entry is the parameter's layout for each sample, so that lanes can be taken
+        one at a time.
+        """
+        op, root = self.op, self.op.primitive.root
+        own = root.optional_rule('instant_drtrl') or root.optional_rule('solve_drtrl')
+        plain = op.primitive.batched and op.primitive.original is None and own is None
+        return plain and op.x is not None and not op.repeats and not self.coords.added
+
+    # writing --------------------------------------------------------------------------------------
+    #
+    # Steps that are written into a stored entry: in one pass over it, lane by lane, or by a kernel.
+
+    def renewed_if(
+        self,
+        flag: jax.Array | None,
+        entry: States,
+        alive: jax.Array,
+        changes: Changes,
+        t: jax.Array,
+    ) -> States:
+        """The stored entry after some changes at step count ``t``, by the op's own code on
+        platforms that have it. That one writes where the flag is set (None: always); then nothing
+        passes a branch, where XLA copies it.
+        """
+        table = self.op.primitive.trace_writer if is_plain(self.op, self.coords) else {}
+        always = flag is None
+
+        def default(flag, changes, entry, alive):
+            """In a loop of one turn or none: XLA copies what passes the branches of a ``cond``."""
+            if always:
+                return self.renewed(entry, alive, changes, t)
+
+            def turn(_, entry):
+                # the barrier keeps what is made of the changes inside the loop
+                entry, *others = jax.lax.optimization_barrier((entry, alive, changes))
+                return self.renewed(entry, *others, t)
+
+            return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
+
+        def by(writer):
+            def run(flag, changes, entry, alive):
+                found = writer(flag, changes, entry, alive, **self.op.params)
+                if not found:
+                    return default(flag, changes, entry, alive)
+                # XLA leaves out what a branch makes in vain
+                new = lambda entry: self.renewed(entry, alive, changes, t)
+                return {**jax.lax.cond(flag, new, lambda entry: entry, entry), **found}
+
+            return run
+
+        writers = {platform: by(writer) for platform, writer in table.items()}
+        operands = jnp.ones((), bool) if always else flag, changes, entry, alive
+        return _jax.platform_dependent(*operands, default=default, **writers)
+
+    def renewed(self, entry: States, alive: jax.Array, changes: Changes, t: jax.Array) -> States:
+        """The stored entry after some changes."""
+        op, coords = self.op, self.coords
+        rows = max(change.rows for change in changes)
+        if rows == 1 and len(changes) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
+            # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
+            if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
+                return self._by_kernel(entry, alive, changes[0])
+
+        few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
+        terms = max(sum(x is not None for x in row) for row in changes[0].p)
+
+        def multiplied_out(change: Change) -> Vector:
+            made = [self.instant(*change.row(k)) for k in range(change.rows)]
+            return functools.reduce(added, made) if made else (None,) * len(change.q)
+
+        def contracted(change: Change) -> Vector:
+            return self.accumulate(change.x, change.q)
+
+        def all_at_once(entry, order=None):
+            summed = multiplied_out if few and not sparse else contracted
+            return self._state_by_state(entry, alive, changes, summed, order, t)
+
+        # one row for states that are made of several: XLA's code for it is slower than lane by lane
+        if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
+            return all_at_once(entry, order)
+        if self._is_by_sample and coords.shape and coords.shape[0]:
+            lane = sum(e.nbytes for e in jax.tree.leaves(entry)) // coords.shape[0]
+            if not few or lane > SMALL_LANE:
+                lane_by_lane = functools.partial(self._over_lanes, alive=alive, changes=changes)
+                return _jax.platform_dependent(entry, cpu=lane_by_lane, default=all_at_once)
+        return all_at_once(entry)
+
+    def _changed(self, changes: Changes, entry: Vector, summed: Callable) -> Vector:
+        """The numbers of an entry after some changes; ``summed(change)`` is its sum over rows."""
+        for change in changes:
+            entry = added(self.carry(change.p, entry), summed(change))
+        return entry
+
+    def _state_by_state(
+        self,
+        entry: States,
+        alive: jax.Array,
+        changes: Changes,
+        summed: Callable,
+        order: list[int] | None,
+        t: jax.Array,
+    ) -> States:
+        """All lanes at once, one state after the other in an order in which XLA can write in
+        place.
+        """
+        numbers = by_state(self._numbers(entry, alive))
+        if order is None or len(order) == 1:
+            return put_back(self._changed(changes, numbers, summed), entry)
+        made: list = [None] * len(order)
+        first, *others = changes
+        for state in order:
+            # what makes this state alone: of earlier changes the states that later ones read
+            wanted, needed = [s == state for s in range(len(order))], []
+            for change in reversed((first, *others)):
+                p = chosen(change.p, wanted, (None,) * len(order))
+                needed.insert(0, Change(p, change.x, chosen(change.q, wanted)))
+                wanted = is_read(p)
+            made[state] = self._changed(tuple(needed), numbers, summed)[state]
+            if state != order[-1]:
+                first = first._replace(p=after(made[state], t, first.p))
+        return put_back(tuple(made), entry)
+
+    def _over_lanes(self, entry: States, alive: jax.Array, changes: Changes) -> States:
+        """Each lane in turn: one product of matrices, written in place.
+
+        Of several states a lane's old numbers are read one turn ahead: each new state is made of
+        several old ones, so XLA would copy all of them to write one of them.
+        """
+        lanes, needed = len(jax.tree.leaves(entry)[0]), is_read(changes[0].p)
+        ahead = len(needed) > 1
+
+        def summed(change: Change) -> Vector:
+            made = lambda d: op_gradient(self.op, change.x, d, self.weights)
+            return jax.tree.map(lambda e: e[None], self._each(made, change.q))
+
+        def lane(entry, b):
+            return one_lane({n: chosen(es, needed) for n, es in entry.items()}, b)
+
+        def write(b, carried):
+            entry, old = carried
+            old = self._numbers(old if ahead else lane(entry, b), one_lane(alive, b))
+            here = tuple(
+                Change(one_lane(change.p, b), *one_lane((change.x, change.q), b, 1))
+                for change in changes
+            )
+            put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
+            made = self._changed(here, by_state(old), summed)
+            entry = put_back(made, entry, lambda e, x: put(e, x, allow_negative_indices=False))
+            return entry, lane(entry, jnp.minimum(b + 1, lanes - 1)) if ahead else None
+
+        start = entry, lane(entry, 0) if ahead else None
+        return jax.lax.fori_loop(0, lanes, write, start)[0]
+
+    def _by_kernel(self, entry: States, alive: jax.Array, change: Change) -> States:
+        """One step, written by a kernel, to which the states are a last axis, on platforms that
+        have one.
+        """
+        op, (x, q) = self.op, change.row(0)
+
+        def default(p, q, x, weights, entry):
+            moved = self.carry(p, by_state(self._numbers(entry, alive)))
+            return put_back(added(moved, self.instant(x, q)), entry)
+
+        def by(kernel):
+            def run(p, q, x, weights, entry):
+                numbers = self._numbers(entry, alive)
+                trace = {n: jnp.stack(e, -1) for n, e in numbers.items()}
+                d, f = (dense(tree, self.coords.shape, op.y_aval.dtype) for tree in (p, q))
+                new = kernel(d, trace, f, x, weights, **op.params)
+                wanted, is_dict = {n: e.shape for n, e in trace.items()}, isinstance(new, Mapping)
+                of_dict = {n: jnp.shape(e) for n, e in new.items()} if is_dict else {}
+                found = of_dict if is_dict else {'no dict': type(new).__name__}
+                if wanted != found:
+                    raise RuleContractError(
+                        f'{op.where}: a trace kernel of {op.primitive.name} must return a trace '
+                        f'like the one given: {wanted} expected, {found} found.'
+                    )
+                return {
+                    n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es))
+                    for n, es in entry.items()
+                }
+
+            return run
+
+        kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
+        operands = change.p, q, x, self.weights, entry
+        return _jax.platform_dependent(*operands, default=default, **kernels)
+
+
+@functools.lru_cache(maxsize=256)
+def _traced_once(primitive, slot: str, rule: Callable, params: tuple, layout: tuple) -> Callable:
+    """The rule of a kind of op, which is traced once for each shape: a write asks for each row and
+    state, and a stack of layers for each layer. ``rule`` is a key: another may be registered.
+    """
+    fn = primitive.root.bound_rule(slot, dict(params), 'D_RTRL')
+    fn = primitive.by_lane(fn, dict(params), 0)
+    return jax.jit(mapped_over_added(fn, layout, (None, layout[1], None)), inline=True)
+
+
+def added(a: Vector, b: Vector) -> Vector:
+    """The sum of two entries, state by state."""
+    return tuple(add(*pair) for pair in zip(a, b, strict=True))
+
+
+def apart(entry: Entry) -> States:
+    """A fresh entry as one array for each state."""
+    return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
+
+
+def put_back(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:
+    """The new numbers as the entry stores them; a state that is zero by structure stays."""
+    return {
+        n: tuple(
+            e if x is None or e is None else put(e, stored(x, e.dtype))
+            for x, e in zip(of_name, entry[n], strict=True)
+        )
+        for n, of_name in by_name(new, entry).items()
+    }
+
+
+def if_any(alive: jax.Array, read: Callable, like):
+    """``read()``, arrays like these, which are zeros while no lane has a past; on a CPU it is
+    skipped then.
+    """
+
+    def skipped():
+        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+        return jax.lax.cond(anywhere(alive), read, none)
+
+    return _jax.platform_dependent(cpu=skipped, default=read)
+
+
+def reads_weights(pair: Pair) -> bool:
+    """Whether the entry of one step is made with the weights."""
+    op = outside_loops(pair.op)
+
+    def one(values, x, d):
+        weights = dict(zip(op.weight_avals, values, strict=True))
+        entry = OpTrace(op.empty(), pair.coords, weights).instant(x, (d,))
+        return sum(e.sum() for e in jax.tree.leaves(entry))
+
+    d = jax.ShapeDtypeStruct(pair.coords.shape, op.y_aval.dtype)
+    return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
+
+
+def sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
+    """``sum_b of_lane(b)``, so many lanes in one expression: lanes often begin at the same place of
+    a processor's cache, so that few of them can be read at once.
+    """
+    plus = functools.partial(jax.tree.map, operator.add)
+    of_lane = jax.jit(of_lane, inline=True)  # traced once
+
+    def block(start, number):
+        return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
+
+    if lanes <= fused:
+        return block(0, lanes)
+    # the lanes that fill no block, or zeros: a block in front would be half of the program; then a
+    # loop over blocks
+    whole, rest = divmod(lanes, fused)
+    shapes = jax.eval_shape(of_lane, jnp.int32(0))
+    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    first = block(whole * fused, rest) if rest else none
+    return jax.lax.scan(
+        lambda total, i: (plus(total, block(i * fused, fused)), None),
+        first,
+        jnp.arange(whole, dtype=jnp.int32),
+    )[0]
 
 
 def _order(changes: Changes) -> list[int] | None:
@@ -510,129 +557,3 @@ def _order(changes: Changes) -> list[int] | None:
         order.append(free[0])
         left.remove(free[0])
     return order
-
-
-def _state_by_state(
-    old: Stored, changes: Changes, new: Callable, order: list[int] | None, t: jax.Array
-) -> States:
-    """All lanes at once, one state after the other in an order in which XLA can write in place."""
-    numbers, first = by_state(old.numbers), changes[0]
-    if order is None or len(order) == 1:
-        return _stored(new(numbers, changes), old.entry)
-    made: list = [None] * len(order)
-    for state in order:
-        wanted = [s == state for s in range(len(order))]
-        made[state] = new(numbers, _wanted((first, *changes[1:]), wanted))[state]
-        if state != order[-1]:
-            first = first._replace(p=after(made[state], t, first.p))
-    return _stored(tuple(made), old.entry)
-
-
-def _wanted(changes: Changes, wanted: list[bool]) -> Changes:
-    """What makes the wanted states: the rest of the changes is left out."""
-    found: list[Change] = []
-    for change in reversed(changes):
-        p = tuple(
-            row if there else (None,) * len(row)
-            for row, there in zip(change.p, wanted, strict=True)
-        )
-        q = tuple(a if there else None for a, there in zip(change.q, wanted, strict=True))
-        found.insert(0, Change(p, change.x, q))
-        wanted = is_read(p)
-    return tuple(found)
-
-
-def _over_lanes(old: Stored, changes: Changes, new: Callable) -> States:
-    """Each lane in turn: one product of matrices, written in place.
-
-    Of several states a lane's old numbers are read one turn ahead: each new state is made of
-    several old ones, so XLA would copy all of them to write one of them.
-    """
-    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
-    ahead = len(needed) > 1
-
-    def lane(entry, b):
-        read = {
-            n: tuple(e if there else None for e, there in zip(es, needed, strict=True))
-            for n, es in entry.items()
-        }
-        return one_lane(read, b)
-
-    def write(b, carried):
-        entry, numbers = carried
-        here = Stored(numbers if ahead else lane(entry, b), old.alive_in(b), old.dtype)
-        made = new(by_state(here.numbers), tuple(change.lane(b) for change in changes))
-        entry = _stored(made, entry, put(b))
-        return entry, lane(entry, jnp.minimum(b + 1, lanes - 1)) if ahead else None
-
-    def put(b):
-        at = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
-        return lambda e, x: at(e, x, allow_negative_indices=False)
-
-    start = old.entry, lane(old.entry, 0) if ahead else None
-    return jax.lax.fori_loop(0, lanes, write, start)[0]
-
-
-def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:
-    """The new numbers as the entry stores them; a state that is zero by structure stays."""
-    return {
-        n: tuple(
-            e if x is None or e is None else put(e, stored(x, e.dtype))
-            for x, e in zip(of_name, entry[n], strict=True)
-        )
-        for n, of_name in by_name(new, entry).items()
-    }
-
-
-def has_kernel(op: OpUse, coords: Coordinates) -> bool:
-    """Whether a platform may have a kernel that writes one step into this entry."""
-    return bool(op.primitive.trace_kernel) and is_plain(op, coords)
-
-
-def has_writer(op: OpUse, coords: Coordinates) -> bool:
-    """Whether a platform may have code of its own that writes pending steps into this entry."""
-    return bool(op.primitive.trace_writer) and is_plain(op, coords)
-
-
-def _by_kernel(
-    op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry
-) -> States:
-    """One step, written by a kernel, to which the states are a last axis, on platforms that have
-    one.
-    """
-    x, q = change.row(0)
-
-    def default(p, q, x, weights, entry):
-        entry = Stored(entry, old.alive, old.dtype)
-        moved = carry(op, coords, p, by_state(entry.numbers))
-        return _stored(added(moved, instant(op, coords, x, q, weights)), entry.entry)
-
-    def by(kernel):
-        def run(p, q, x, weights, entry):
-            numbers = old._replace(entry=entry).numbers
-            trace = {n: jnp.stack(e, -1) for n, e in numbers.items()}
-            d, f = (dense(tree, coords.shape, op.y_aval.dtype) for tree in (p, q))
-            new = kernel(d, trace, f, x, weights, **op.params)
-            _check_kernel(op, trace, new)
-            return {
-                n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es))
-                for n, es in entry.items()
-            }
-
-        return run
-
-    kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
-    operands = (change.p, q, x, weights, old.entry)
-    return _jax.platform_dependent(*operands, default=default, **kernels)
-
-
-def _check_kernel(op: OpUse, trace: Entry, new) -> None:
-    """Refuse a kernel's result that is no trace like the kernel's argument."""
-    wanted, is_dict = {n: e.shape for n, e in trace.items()}, isinstance(new, Mapping)
-    of_dict = {n: jnp.shape(e) for n, e in new.items()} if is_dict else {}
-    found = of_dict if is_dict else {'no dict': type(new).__name__}
-    if wanted != found:
-        raise RuleContractError(
-            f'{op.where}: a trace kernel of {op.primitive.name} must return a trace like '
-            f'the one given: {wanted} expected, {found} found.'
-        )

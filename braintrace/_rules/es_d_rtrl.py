@@ -20,8 +20,8 @@ from .contraction import (
     represented,
     same_step,
 )
-from .entries import zeros_pp
-from .layout import Pair, by_pair, entry_dtype, pairs, to_y, where_lanes
+from .entries import OpTrace
+from .layout import Pair, by_op, by_pair, entry_dtype, pairs, to_y, where_lanes
 from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, WritesAtOnce
 
 # factored traces ----------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, W
 def empty_factors(pair: Pair) -> dict[str, jax.Array]:
     """The two factors before the first step; an op without x has ``f`` alone."""
     op, coords = as_represented(pair.op), pair.coords
-    f = zeros_pp(pair.op, coords, pair.group.num_state)
+    f = OpTrace(pair.op, coords).zeros_pp(pair.group.num_state)
     slots = {'f': f.astype(entry_dtype(f.dtype, pair.group.dtype))}
     if op.x is not None:
         lanes = coords.shape[: int(pair.has_lanes_added)]
@@ -140,15 +140,16 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         return self._gradient(network, window.x, *sent), last
 
     def with_history(self, network, grads, trace, pending, lam, t, reset):
-        slots, factored = self._started(network, trace, pending, t), {}
+        slots = self._started(network, trace, pending, t)
         t = jnp.maximum(t, 1) - 1
-        for pair in pairs(network.graph):
-            key, own = pair.relation.key, pair.of(slots)
-            d = dot(at_entries(pair, lam), own['f'])
-            x, d = jax.tree.map(lambda a: a[None], (own.get('x'), self._corrected(pair, t, d)))
-            got = factored_gradient(pair, x, d, network.weights[key])
-            factored[key] = add(factored.get(key), got)
-        return add_gradients(grads, factored)
+
+        def one(pair: Pair):
+            own = pair.of(slots)
+            d = self._corrected(pair, t, dot(at_entries(pair, lam), own['f']))
+            x, d = jax.tree.map(lambda a: a[None], (own.get('x'), d))
+            return factored_gradient(pair, x, d, network.weights[pair.relation.key])
+
+        return add_gradients(grads, by_op(pairs(network.graph), one))
 
     def advance(self, network, trace, pending, window):
         return self._walked(network, trace, pending, window, lambda *_: None)[0]
@@ -202,7 +203,7 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         that misses the groups.
         """
         rest, factored, xs = dict(signals.dy), {}, {}
-        l = {name: states_of(x) for name, x in signals.l.items()}  # noqa: E741
+        l = {name: states_of(x) for name, x in signals.l.items()}
         for pair in pairs(network.graph):
             key, name = pair.relation.key, pair.group.name
             own, signal = pair.of(slots), at_entries(pair, l)
@@ -222,12 +223,12 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         graph, weights, through = network.graph, network.weights, _through(network)
 
         def gradients(groups: Groups):
-            factored: dict = {}
-            for pair in pairs(graph):
-                key, name = pair.relation.key, pair.group.name
-                ex = xs.get(key, {}).get(name)
-                got = factored_gradient(pair, ex, sent[key][name], weights[key], groups.of(key))
-                factored[key] = add(factored.get(key), got)
+            def one(pair: Pair):
+                key, name = pair.place
+                ex, number = xs.get(key, {}).get(name), groups.get(key, 0)
+                return factored_gradient(pair, ex, sent[key][name], weights[key], number)
+
+            factored = by_op(pairs(graph), one)
             skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}
             owned = same_step(graph, x, rest, weights, through, groups)
             return add_gradients({**owned, **skipped}, factored)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Kept, OpUse, Relation, is_complex
-from .._executor import gathered
+from .._executor import add, gathered
 from ..errors import NotSupportedError
 
 # lanes --------------------------------------------------------------------------------------------
@@ -39,27 +39,19 @@ def gathered_once(graph: ETraceGraph, flags: jax.Array, values: dict[str, dict])
     where XLA would gather them for each number of a trace. On a CPU, where XLA drops a barrier
     before it fuses, a branch does it whose flag XLA does not know.
     """
-    moved = {
-        (pair.relation.key, pair.group.name)
-        for pair in pairs(graph)
-        if pair.coords.positions is not None
-    }
-    chosen = {at: values[at[0]][at[1]] for at in moved}
-    if not chosen:
+    moved = {p.place: p.of(values) for p in pairs(graph) if p.coords.positions is not None}
+    if not moved:
         return values
 
-    def branch(flags, chosen):
-        none = lambda: jax.tree.map(jnp.zeros_like, chosen)  # noqa: E731
-        return jax.lax.cond(anywhere(flags), lambda: chosen, none)
+    def branch(flags, moved):
+        none = lambda: jax.tree.map(jnp.zeros_like, moved)
+        return jax.lax.cond(anywhere(flags), lambda: moved, none)
 
-    def barrier(flags, chosen):
-        return jax.lax.optimization_barrier(chosen)
+    def barrier(flags, moved):
+        return jax.lax.optimization_barrier(moved)
 
-    made = _jax.platform_dependent(flags, chosen, cpu=branch, default=barrier)
-    return by_pair(
-        graph,
-        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
-    )
+    made = _jax.platform_dependent(flags, moved, cpu=branch, default=barrier)
+    return by_pair(graph, lambda pair: made.get(pair.place, pair.of(values)))
 
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:
@@ -122,6 +114,11 @@ class Pair(NamedTuple):
         return self.relation.op
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The keys of the relation and of the group."""
+        return self.relation.key, self.group.name
+
+    @property
     def kept(self) -> Kept:
         """What an entry of a wide rule keeps, whose graph says it of each group."""
         if self.group.kept is None:
@@ -136,6 +133,10 @@ class Pair(NamedTuple):
     def of(self, by_relation: dict):
         """This pair's value in a dict relation -> group -> value."""
         return by_relation[self.relation.key][self.group.name]
+
+    def flags(self, of_lanes: jax.Array) -> jax.Array:
+        """Flags of the lanes of an entry, or one for all of it."""
+        return of_lanes if self.laned else of_lanes.any()
 
     def gathered(self, by_group: dict, rows: bool = False):
         """The group's vector or transition at the relation's coordinates; ``rows``: with axes in
@@ -156,6 +157,16 @@ def by_pair(graph: ETraceGraph, fn: Callable) -> dict[str, dict]:
     found: dict[str, dict] = {r.key: {} for r in graph.hidden_param_op_relations}
     for pair in pairs(graph):
         found[pair.relation.key][pair.group.name] = fn(pair)
+    return found
+
+
+def by_op(pairs: Iterable[Pair], fn: Callable) -> dict[str, Any]:
+    """Op -> the sum of ``fn(pair)`` over its groups; None counts as nothing."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        value = fn(pair)
+        if value is not None:
+            found[pair.relation.key] = add(found.get(pair.relation.key), value)
     return found
 
 
@@ -184,12 +195,10 @@ def to_y(pair: Pair, d: jax.Array) -> jax.Array:
     return without_added(pair.coords, d, len(pair.op.repeats))
 
 
-@overload
-def folded(array: jax.Array, shape) -> jax.Array: ...
-@overload
-def folded(array: None, shape) -> None: ...
-def folded(array: jax.Array | None, shape) -> jax.Array | None:
-    """An array with all axes in front of ``shape`` (time, loops around the op) folded into one."""
+def folded(array, shape: tuple[int, ...]):
+    """An array, or None, with all axes in front of ``shape`` (time, loops around the op) folded
+    into one.
+    """
     if array is None:
         return None
     return array.reshape(math.prod(array.shape[: array.ndim - len(shape)]), *shape)
@@ -214,6 +223,11 @@ def by_state(entry: States) -> tuple[Entry, ...]:
 def by_name(vector: tuple[Entry | None, ...], names) -> States:
     """The inverse of :func:`by_state`."""
     return {n: tuple(None if e is None else e[n] for e in vector) for n in names}
+
+
+def chosen(vector: tuple, wanted: Sequence[bool], zero=None) -> tuple:
+    """The wanted states of a vector or transition, ``zero`` in place of the others."""
+    return tuple(x if there else zero for x, there in zip(vector, wanted, strict=True))
 
 
 def entry_dtype(dtype, group) -> jnp.dtype:
@@ -255,35 +269,11 @@ def read(e: jax.Array, dtype=None) -> jax.Array:
     return e.astype(_jax.promoted(own, dtype))
 
 
-class Stored(NamedTuple):
-    """A stored entry, the flags of its lanes that have a past (or one flag for all), and the dtype
-    in which sums of it are made.
-    """
-
-    entry: States
-    alive: jax.Array
-    dtype: Any
-
-    @property
-    def numbers(self) -> States:
-        """The entry, zero in lanes without a past."""
-        return jax.tree.map(
-            lambda e: where_lanes(self.alive, True, read(e, self.dtype)), self.entry
-        )
-
-    def alive_in(self, b) -> jax.Array:
-        """The flag of one lane, with an axis of size 1."""
-        return one_lane(self.alive, b) if self.alive.ndim else self.alive
-
-    def lane(self, b) -> Stored:
-        return Stored(one_lane(self.entry, b), self.alive_in(b), self.dtype)
-
-
 def one_lane(tree, b, axis: int = 0):
-    """Lane ``b`` of every array; its axis stays, with size 1."""
+    """Lane ``b`` of every array; its axis stays, with size 1. A number is that of every lane."""
     # `b` counts from the front: to ask whether it is negative would be half of the program
     cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=1, axis=axis)
-    return jax.tree.map(lambda x: cut(x, b, allow_negative_indices=False), tree)
+    return jax.tree.map(lambda x: cut(x, b, allow_negative_indices=False) if x.ndim else x, tree)
 
 
 def after(read, t: jax.Array, values):

@@ -27,7 +27,7 @@ from .._executor import (
     pull,
 )
 from .entries import Change
-from .layout import Pair, by_pair, of_groups, of_pairs, of_rows, pairs, to_y
+from .layout import Pair, by_op, by_pair, chosen, of_groups, of_pairs, of_rows, pairs, to_y
 from .rule import Window
 
 # pending steps ------------------------------------------------------------------------------------
@@ -78,26 +78,19 @@ class Segment(NamedTuple):
         """``delta_k = lam . q_k``: a signal at the states after them, sent to each row's y; an op
         that gets none is left out.
         """
-        found: dict[str, jax.Array] = {}
-        for pair in pairs(graph):
-            key = pair.relation.key
+
+        def one(pair: Pair):
             delta = dot(pair.gathered(lam, rows=True), pair.of(self.q))
-            if delta is not None:
-                delta = jax.vmap(lambda d, pair=pair: to_y(pair, d))(delta)
-                found[key] = add(found.get(key), delta)
-        return found
+            return None if delta is None else jax.vmap(lambda d: to_y(pair, d))(delta)
+
+        return by_op(pairs(graph), one)
 
     def read_by(self, later: Segment) -> Segment:
         """The change of the states that a later one reads; the others are left out."""
         read = {g: is_read(p) for g, p in later.p.items()}
-
-        def chosen(vector: tuple, g: str, zero=None) -> tuple:
-            pairs_of = zip(vector, read[g], strict=True)
-            return tuple(x if there else zero for x, there in pairs_of)
-
-        p = {g: chosen(rows, g, (None,) * len(rows)) for g, rows in self.p.items()}
+        p = {g: chosen(rows, read[g], (None,) * len(rows)) for g, rows in self.p.items()}
         q = {
-            key: {g: chosen(rows, g) for g, rows in by_group.items()}
+            key: {g: chosen(rows, read[g]) for g, rows in by_group.items()}
             for key, by_group in self.q.items()
         }
         return Segment(p, self.x, q)

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._executor import Vector, add, dense
+from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
-from .layout import Pair, by_pair, pairs, where_lanes
+from .layout import Pair, by_op, by_pair, pairs, where_lanes
 from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
 
 Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
@@ -172,19 +172,18 @@ class StepRule(Stepwise, PositionWise):
 
     @final
     def history(self, network, trace, lam, t):
-        total: dict = {}
-        for pair in pairs(network.graph):
-            key = pair.relation.key
+        def one(pair: Pair) -> Slots:
             # a trace that a reset ended counts as zero, whatever it holds
             past = _past(network.graph, pair.of(trace), t)
             found = self.read(pair, past, self._dense(pair, pair.gathered(lam)))
-            weights = network.weights[key]
+            weights = network.weights[pair.relation.key]
             of_weights = {name: jnp.zeros_like(w) for name, w in weights.items()}
             if isinstance(found, dict):  # what is left out is zero, another name is a mistake
                 found = {**of_weights, **found}
             self._check('read', pair, found, weights)
-            total[key] = add(total.get(key), found)
-        return total
+            return found
+
+        return by_op(pairs(network.graph), one)
 
     @staticmethod
     def _dense(pair: Pair, tree, front: tuple[int, ...] = ()) -> jax.Array:

@@ -275,7 +275,7 @@ def test_a_mapped_primitive_has_an_own_layout_only_where_it_needs_one(primitive,
     found = {slot for slot in ops.RULE_SLOTS if form.optional_rule(slot) is not None}
     assert found == set(ops.RULE_SLOTS if own else ops.REQUIRED_SLOTS)
     of_x_alone = axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None
-    assert form.batched == ops.is_batched_primitive(form) == of_x_alone
+    assert form.batched == of_x_alone
 
 
 def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():
@@ -355,7 +355,7 @@ def test_a_rule_is_registered_for_the_original_only():
     for register in (form.register_yw_to_w, lambda rule: form.register_etp_rules(yw_to_w=rule)):
         with pytest.raises(RuleContractError, match=message):
             register(lambda d, trace: trace)
-    assert form not in ops.ETP_RULES_YW_TO_W
+    assert not form.own_rules
 
 
 def test_a_broken_rule_behind_a_mapped_primitive_is_named(registries_are_restored):
@@ -402,14 +402,13 @@ def at(tree, t: int):
 
 
 def stored(entry):
-    """An entry of which all lanes count."""
-    arrays = layout.by_name(entry, entry[0])
-    return layout.Stored(arrays, jnp.array(True), jnp.result_type(float))
+    """An entry as a trace stores it, and the flag by which all lanes count."""
+    return layout.by_name(entry, entry[0]), jnp.array(True)
 
 
 def zeros(op, coords):
     """The empty entry of two states."""
-    return layout.by_state(entries.apart(entries.zeros(op, coords, 2)))
+    return layout.by_state(entries.apart(entries.OpTrace(op, coords).zeros(2)))
 
 
 @pytest.mark.tier(quick=1, one_in=4)
@@ -424,14 +423,15 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
 
     @cases.compiled
     def run(xs, weights, ds, signal):
-        made = [entries.instant(op, coords, at(xs, t), at(ds, t), weights) for t in steps]
+        own = entries.OpTrace(op, coords, weights)
+        made = [own.instant(at(xs, t), at(ds, t)) for t in steps]
         entry = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), made)
         delta = signal[0] * ds[0] + signal[1] * ds[1]
         each = [cases.gradient(case, at(xs, t), delta[t], weights) for t in steps]
         exact = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), each)
         return {
-            'accumulate': (entries.accumulate(op, coords, xs, ds, weights), entry),
-            'solve': (entries.solve(op, coords, signal, stored(entry), weights), exact),
+            'accumulate': (own.accumulate(xs, ds), entry),
+            'solve': (own.solve(signal, *stored(entry)), exact),
             'op_gradient': (contraction.op_gradient(op, xs, delta, weights), exact),
         }
 
@@ -439,7 +439,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     for got, expected in run(xs, weights, ds, signal).values():
         assert_close(got, expected)
     assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(
-        jnp.shape, entries.instant(op, coords, at(xs, 0), at(ds, 0), weights)
+        jnp.shape, entries.OpTrace(op, coords, weights).instant(at(xs, 0), at(ds, 0))
     )
 
 
@@ -461,17 +461,16 @@ def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_p
     op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, added=1)
     xs, weights, ds = over_time(case, coords)
     x, d, signal = at(xs, 0), at(ds, 0), at(ds, 1)
-    entry = entries.instant(op, coords, x, d, weights)
+    own = entries.OpTrace(op, coords, weights)
+    entry = own.instant(x, d)
     assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(jnp.shape, entry)
     assert all(e.shape[0] == 4 for e in jax.tree.leaves(entry))
     delta = (signal[0] * d[0] + signal[1] * d[1]).sum(0)
     expected = cases.gradient(case, x, delta, weights)
-    assert_close(entries.solve(op, coords, signal, stored(entry), weights), expected)
+    assert_close(own.solve(signal, *stored(entry)), expected)
     a, b = at(ds, 2)
-    carried = entries.carry(op, coords, ((a, -b), (None, a)), entry)
+    carried = own.carry(((a, -b), (None, a)), entry)
     delta = (signal[0] * (a * d[0] - b * d[1]) + signal[1] * a * d[1]).sum(0)
-    assert_close(
-        entries.solve(op, coords, signal, stored(carried), weights),
-        cases.gradient(case, x, delta, weights),
-    )
-    assert entries.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)
+    expected = cases.gradient(case, x, delta, weights)
+    assert_close(own.solve(signal, *stored(carried)), expected)
+    assert own.zeros_pp(2).shape == (*coords.shape, 2)

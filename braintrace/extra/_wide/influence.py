@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._compiler import ETraceGraph, HiddenGroup
-from ..._executor import Signals
 from ..._rules import (
     Network,
     OpGradients,
@@ -26,6 +25,7 @@ from ..._rules import (
     WritesAtOnce,
     add_gradients,
     after,
+    by_op,
     by_pair,
     of_rows,
     pairs,
@@ -48,13 +48,6 @@ class Moved(NamedTuple):
     alive: jax.Array
 
 
-class WideCredit(NamedTuple):
-    """Signals at the states before a window, and at each step's y."""
-
-    lam: Flows
-    delta: dict[str, jax.Array]
-
-
 class Wide(WritesAtOnce, Windowed):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
@@ -62,13 +55,6 @@ class Wide(WritesAtOnce, Windowed):
     credit = 'whole'
     remembers = True
     delays: ClassVar[bool] = False
-
-    @abstractmethod
-    def _seen(self, graph: ETraceGraph) -> ETraceGraph:
-        """The step with the numbers that the trace keeps."""
-
-    def widened(self, graph):
-        return self._seen(graph)
 
     def init(self, graph):
         return by_pair(graph, lambda pair: Slots(pair).zeros())
@@ -87,66 +73,64 @@ class Wide(WritesAtOnce, Windowed):
     # several steps --------------------------------------------------------------------------------
 
     def window(self, network, trace, pending, window, keep):
-        credit, moved = self._backwards(network.graph, window, keep)
-        grads = same_step(network.graph, window.x, credit.delta, network.weights)
-        return self._with_history(network, grads, trace, credit.lam, window.t[0] > 0), moved
+        (lam, delta), moved = self._backwards(network.graph, window, keep)
+        grads = same_step(network.graph, window.x, delta, network.weights)
+        return _with_history(network, grads, trace, lam, window.t[0] > 0), moved
 
     def with_history(self, network, grads, trace, pending, lam, t, reset):
-        return self._with_history(network, grads, trace, kept(network.graph, lam), t > 0)
+        return _with_history(network, grads, trace, kept(network.graph, lam), t > 0)
 
     def advance(self, network, trace, pending, window):
         return self._backwards(network.graph, window, True)[1]
 
     def _backwards(
         self, graph: ETraceGraph, window: Window, keep: bool
-    ) -> tuple[WideCredit, Moved | None]:
-        """The reverse scan of a window over signals and transitions (see ``reverse_scan``)."""
+    ) -> tuple[tuple[Flows, dict[str, jax.Array]], Moved | None]:
+        """The reverse scan of a window over signals and transitions: the signals at the states
+        before it and at each step's y, and with ``keep`` its steps as one change.
+        """
+        flows = {flow(pair): Slots(pair) for pair in pairs(graph)}
         resets = window.resets
         later = None if resets is None else reset_later(resets)
 
         def back(after, at):
             (lam, p), (row, reset, later) = after, at
-            opened = window.steps.open(row)
-            made = _sent(graph, lam, opened), _pushed(graph, p, opened, later)
-            return self._before(graph, after, opened, (reset, later)), made
+            d, df, signals = window.steps.open(row)
 
-        steps, end = (window.steps.rows, resets, later), _end(graph, window, keep)
-        (lam, p), made = jax.lax.scan(back, end, steps, len(window.t), reverse=True)
-        delta, push = made
-        return WideCredit(lam, delta), _moved(graph, window, p, push, later) if keep else None
+            def owed(pair: Pair) -> jax.Array:
+                """``p D_f``; a lane that a later step resets owes nothing."""
+                push = Slots(pair).pushed(p[flow(pair)], pair.of(df))
+                return push if later is None else where_lanes(~later, pair.laned, push, 1)
 
-    def _before(
-        self, graph: ETraceGraph, after: tuple[Flows, Flows], opened: tuple, resets: tuple
-    ) -> tuple[Flows, Flows]:
-        """``lam = c + lam D`` and ``p = p D``."""
-        (lam, p), (d, _, signals), (reset, later) = after, opened, resets
-        flows, credit = _flows(graph), self._credit(graph, d, signals)
-        lam = {k: credit[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
-        p = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
-        if reset is not None:  # nothing crosses a reset, in either direction
-            lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}
-            p = {k: flows[k].in_lanes(~(reset | later), s) for k, s in p.items()}
-        return lam, p
+            delta = dict(signals.dy)  # dy + lam D_f
+            for pair in pairs(graph):
+                key = pair.relation.key
+                if key in delta:
+                    delta[key] = delta[key] + Slots(pair).sent(lam[flow(pair)], pair.of(df))
+            push = by_pair(graph, owed) if keep else {}
+            # lam = c + lam D and p = p D
+            c = kept(graph, signals.c)
+            before = {k: c[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
+            moved = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
+            if reset is not None:  # nothing crosses a reset, in either direction
+                before = {k: flows[k].in_lanes(~reset, s) for k, s in before.items()}
+                moved = {k: flows[k].in_lanes(~(reset | later), s) for k, s in moved.items()}
+            return (before, moved), (delta, push)
 
-    def _credit(self, graph: ETraceGraph, d: Flows, signals: Signals) -> Flows:
-        """``dL/dh'`` of the kept numbers."""
-        return kept(graph, signals.c)
-
-    def _with_history(
-        self,
-        network: Network,
-        grads: OpGradients,
-        trace: Trace,
-        lam: Flows,
-        alive: jax.Array,
-    ) -> OpGradients:
-        """``grads + < lam , e >``."""
-        for pair in pairs(network.graph):
-            key, slots = pair.relation.key, Slots(pair)
-            old = slots.alive(pair.of(trace), alive)
-            found = slots.read(lam[flow(pair)], old, network.weights[key])
-            grads = add_gradients(grads, {key: found})
-        return grads
+        # lam = 0 and p = 1 after the last step
+        like, _, _ = window.steps.like
+        one = {k: slots.identity(like[k].dtype) for k, slots in flows.items()}
+        lam = {k: jnp.zeros_like(p[..., 0] if flows[k].shared else p[0]) for k, p in one.items()}
+        end, steps = (lam, one if keep else {}), (window.steps.rows, resets, later)
+        (lam, p), (delta, push) = jax.lax.scan(back, end, steps, len(window.t), reverse=True)
+        if not keep:
+            return (lam, delta), None
+        related, alive = {r.key: r.op for r in graph.hidden_param_op_relations}, window.t[0] > 0
+        x = {key: rows for key, rows in window.x.items() if key in related}
+        if later is not None and resets is not None:
+            x = {key: of_rows(graph, related[key], ~later, rows) for key, rows in x.items()}
+            alive &= ~resets.any(0)
+        return (lam, delta), Moved(p, x, push, alive)
 
     def close(self, network, trace, pending, t, read):
         p = after(read, t, pending.p)
@@ -185,7 +169,7 @@ class EveryPath(Wide):
     def approximation(self) -> str:
         return '' if self.keep is None else f'all but {self.keep} ways into each hidden number'
 
-    def _seen(self, graph):
+    def widened(self, graph):
         found = all_numbers(graph, self.layers == 'joint')
         for relation in found.hidden_param_op_relations:
             for carrier in relation.groups:
@@ -218,54 +202,21 @@ class Reach(Wide):
     made_by: ClassVar[str] = 'snap'
     approximation = ''
 
-    def _seen(self, graph):
+    def widened(self, graph):
         return reached_numbers(graph, self.n)
 
     def _carried(self, d, carrier):
         return d
 
 
-def _flows(graph: ETraceGraph) -> dict[str, Slots]:
-    return {flow(pair): Slots(pair) for pair in pairs(graph)}
-
-
-def _end(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Flows, Flows]:
-    """``lam = 0`` and ``p = 1`` after the last step; without ``keep`` there is no p."""
-    like, _, _ = window.steps.like
-    one = {k: slots.identity(like[k].dtype) for k, slots in _flows(graph).items()}
-    shared = {k: slots.shared for k, slots in _flows(graph).items()}
-    lam = {k: jnp.zeros_like(p[..., 0] if shared[k] else p[0]) for k, p in one.items()}
-    return lam, one if keep else {}
-
-
-def _sent(graph: ETraceGraph, lam: Flows, opened: tuple) -> dict[str, jax.Array]:
-    """``dy + lam D_f`` of each op that has a signal."""
-    _, df, signals = opened
-    delta = dict(signals.dy)
-    for pair in pairs(graph):
-        key = pair.relation.key
-        if key in delta:
-            delta[key] = delta[key] + Slots(pair).sent(lam[flow(pair)], pair.of(df))
-    return delta
-
-
-def _pushed(graph: ETraceGraph, p: Flows, opened: tuple, later) -> dict[str, dict]:
-    """``p D_f`` of each pair, zero in the lanes that a later step resets."""
-    _, df, _ = opened
+def _with_history(
+    network: Network, grads: OpGradients, trace: Trace, lam: Flows, alive: jax.Array
+) -> OpGradients:
+    """``grads + < lam , e >``."""
 
     def one(pair: Pair):
-        owed = Slots(pair).pushed(p[flow(pair)], pair.of(df))
-        return owed if later is None else where_lanes(~later, pair.laned, owed, 1)
+        slots, weights = Slots(pair), network.weights[pair.relation.key]
+        old = slots.alive(pair.of(trace), alive)
+        return slots.read(lam[flow(pair)], old, weights)
 
-    return by_pair(graph, one) if p else {}
-
-
-def _moved(graph: ETraceGraph, window: Window, p: Flows, push: dict, later) -> Moved:
-    """A window as one change of the trace."""
-    related = {r.key: r.op for r in graph.hidden_param_op_relations}
-    x = {key: rows for key, rows in window.x.items() if key in related}
-    alive = window.t[0] > 0
-    if later is not None and window.resets is not None:
-        x = {key: of_rows(graph, related[key], ~later, rows) for key, rows in x.items()}
-        alive &= ~window.resets.any(0)
-    return Moved(p, x, push, alive)
+    return add_gradients(grads, by_op(pairs(network.graph), one))

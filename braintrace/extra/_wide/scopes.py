@@ -29,17 +29,13 @@ from ..._compiler import (
 from ..._executor import Executor
 from ..._rules import (
     Entry,
+    OpTrace,
     Pair,
-    Stored,
-    accumulate,
     by_pair,
     entry_dtype,
     pairs,
-    solve,
     to_y,
-    transport,
     where_lanes,
-    zeros,
 )
 from ...errors import NotSupportedError
 from .dependence import Dependence, Numbers, dependence
@@ -103,21 +99,19 @@ def _transition(scope: Scope, pair: Pair, old: jax.Array) -> jax.Array:
     rows = np.moveaxis(own.rows, -1, 0)
     new, past = np.broadcast_arrays(rows[:, None], rows[None])
     there = (new >= 0) & (past >= 0) & scope.reads[new, past]
-    lanes = _lanes(pair)
-    found = old[
-        (scope.colours[new][:, :, None], lanes, past[:, :, None])
-        if lanes is not None
-        else (scope.colours[new], past)
-    ]
-    return jnp.where(there[:, :, None] if lanes is not None else there, found, 0)
+    lanes, wide = _lanes(pair)
+    found = old[(wide(scope.colours[new], 2), *lanes, wide(past, 2))]
+    return jnp.where(wide(there, 2), found, 0)
 
 
-def _lanes(pair: Pair) -> np.ndarray | None:
-    """The number of each lane, before the axes of y in a lane."""
+def _lanes(pair: Pair) -> tuple[tuple, Callable[[np.ndarray, int], np.ndarray]]:
+    """The index that takes each lane, () without lanes, and what gives an array with axes of y the
+    axis of the lanes in front of these.
+    """
     if not pair.laned:
-        return None
+        return (), lambda a, axis: a
     lanes, *others = pair.coords.shape
-    return np.arange(lanes).reshape(lanes, *(1 for _ in others))
+    return (np.arange(lanes).reshape(lanes, *(1 for _ in others)),), np.expand_dims
 
 
 def _fed(
@@ -129,18 +123,15 @@ def _fed(
         rows = _fed_in_each_lane(graph, numbers, pair, along(key))
     else:
         rows = to_y[key][scope.colours]
+    lanes, wide = _lanes(pair)
     if own.rows is None:
         rows, there = rows[own.numbers], scope.feeds[key][own.numbers]
     else:
         slots = np.moveaxis(own.rows, -1, 0)
         at = np.indices(slots.shape)[1:]
         there = (slots >= 0) & scope.feeds[key][(slots, *at)]
-        lanes = _lanes(pair)
-        if lanes is not None:
-            rows = rows[(slots[:, None], lanes, *(a[:, None] for a in at))]
-        else:
-            rows = rows[(slots, *at)]
-    return jnp.where(there[:, None] if pair.laned else there, rows, 0)
+        rows = rows[(wide(slots, 1), *lanes, *(wide(a, 1) for a in at))]
+    return jnp.where(wide(there, 1), rows, 0)
 
 
 def _fed_in_each_lane(
@@ -176,9 +167,8 @@ def _kept(pair: Pair, every: jax.Array) -> jax.Array:
     own = pair.kept
     if own.rows is None:
         return every[..., own.numbers]
-    slots, lanes = np.moveaxis(own.rows, -1, 0), _lanes(pair)
-    found = every[slots] if lanes is None else every[lanes, slots[:, None]]
-    return jnp.where(slots >= 0 if lanes is None else slots[:, None] >= 0, found, 0)
+    slots, (lanes, wide) = np.moveaxis(own.rows, -1, 0), _lanes(pair)
+    return jnp.where(wide(slots >= 0, 1), every[(*lanes, wide(slots, 1))], 0)
 
 
 # slots --------------------------------------------------------------------------------------------
@@ -205,7 +195,7 @@ class Slots:
 
     def zeros(self) -> Entry:
         """The empty entry: ``init_drtrl``, the states as slots."""
-        entry = zeros(self.op, self.coords, self.number)
+        entry = OpTrace(self.op, self.coords).zeros(self.number)
         dtype = self.pair.group.dtype
         return {
             n: jnp.moveaxis(e, -1, self.axis).astype(entry_dtype(e.dtype, dtype))
@@ -262,7 +252,7 @@ class Slots:
 
     def _sum(self, row: jax.Array, entry: Entry) -> Entry:
         """The sum over slots of ``yw_to_w(row_j, e_j)``, slots first."""
-        rule = transport(self.op, self.coords)
+        rule = OpTrace(self.op, self.coords).transport
 
         def plus(total, at):
             return jax.tree.map(jnp.add, total, rule(*at)), None
@@ -275,7 +265,7 @@ class Slots:
         """``sum_t x_t (x) push_t``: time in front, then slots."""
 
         def one(push):
-            (entry,) = accumulate(self.op, self.coords, xs, (push,), weights)
+            (entry,) = OpTrace(self.op, self.coords, weights).accumulate(xs, (push,))
             return entry
 
         found = jax.vmap(one, 1)(pushes)
@@ -288,9 +278,9 @@ class Slots:
             total = {n: EINSUM(sums, signal, e).astype(e.dtype) for n, e in entry.items()}
         else:
             total = self._sum(signal, {n: jnp.moveaxis(e, self.axis, 0) for n, e in entry.items()})
-        dtype = self.op.y_aval.dtype
-        old = Stored({n: (e,) for n, e in total.items()}, jnp.array(True), dtype)
-        return solve(self.op, self.coords, (jnp.ones(self.coords.shape, dtype),), old, weights)
+        ones = jnp.ones(self.coords.shape, self.op.y_aval.dtype)
+        stored = {n: (e,) for n, e in total.items()}
+        return OpTrace(self.op, self.coords, weights).solve((ones,), stored, jnp.array(True))
 
 
 # scopes -------------------------------------------------------------------------------------------
@@ -308,13 +298,7 @@ def all_numbers(graph: ETraceGraph, jointly: bool) -> ETraceGraph:
     found, groups = _dependence(graph), _numbers_of_groups(graph)
     each = [_carrier([g], [n]) for g, n in zip(graph.hidden_groups, groups, strict=True)]
     joint = [_carrier(graph.hidden_groups, groups)]
-    relations, left_out = [], {}
-    for op, own in _own(graph):
-        carriers = joint if jointly else [each[g] for g in own]
-        relations.append(_relation(graph, op, carriers, found))
-        if _flows_out(op, carriers, found):
-            left_out[op.key] = BETWEEN
-    return _with(graph, relations, found, left_out)
+    return _scoped(graph, found, lambda op, own: (joint if jointly else [each[g] for g in own], []))
 
 
 def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
@@ -322,22 +306,45 @@ def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
     reaches.
     """
     found, groups = _dependence(graph), _numbers_of_groups(graph)
-    relations, left_out = [], {}
-    for op, own in _own(graph):
+
+    def carriers_of(op: OpUse, own: list[int]) -> tuple[list[HiddenGroup], list[str]]:
         carriers, texts = [], []
         for g in own:
             reads = found.reads[np.ix_(groups[g], groups[g])]
             feeds = found.feeds[op.key][groups[g]]
-            kept, whole = _reached(reads, feeds.reshape(len(feeds), -1), n)
-            texts += [] if whole else [f'influence that needs more than {n} steps to arrive']
-            # a dense layer keeps everything: one transition serves every y
-            rows = None if kept.all() else _as_rows(kept, groups[g]).reshape(*feeds.shape[1:], -1)
+            changed = feeds.reshape(len(feeds), -1)
+            for _ in range(n - 1):
+                changed = changed | _product(reads, changed)
+            if (_product(reads, changed) & ~changed).any():
+                texts.append(f'influence that needs more than {n} steps to arrive')
+            rows = None  # a dense layer keeps everything: one transition serves every y
+            if not changed.all():
+                rows = _as_rows(changed, groups[g]).reshape(*feeds.shape[1:], -1)
             carriers.append(_carrier([graph.hidden_groups[g]], [groups[g]], rows))
+        return carriers, texts
+
+    return _scoped(graph, found, carriers_of)
+
+
+def _scoped(
+    graph: ETraceGraph,
+    found: Dependence,
+    carriers_of: Callable[[OpUse, list[int]], tuple[list[HiddenGroup], list[str]]],
+) -> ETraceGraph:
+    """The step with what ``carriers_of(op, its groups)`` says that a trace keeps, and in texts what
+    that leaves out.
+    """
+    relations, left_out = [], {}
+    for op, own in _own(graph):
+        carriers, texts = carriers_of(op, own)
         relations.append(_relation(graph, op, carriers, found))
         texts += [BETWEEN] if _flows_out(op, carriers, found) else []
         if texts:
             left_out[op.key] = '; '.join(dict.fromkeys(texts))
-    return _with(graph, relations, found, left_out)
+    reads, feeds = _needed(found, relations)
+    colours = coloured((reads, found.reads), (feeds, found.feeds), found.laned)
+    scope = Scope(reads, feeds, colours, found.laned, _text(relations, colours))
+    return _rescoped(graph, relations, scope, left_out)
 
 
 def _flows_out(op: OpUse, carriers: Sequence[HiddenGroup], found: Dependence) -> bool:
@@ -349,16 +356,6 @@ def _flows_out(op: OpUse, carriers: Sequence[HiddenGroup], found: Dependence) ->
         if found.reads[np.ix_(others, ~others)].any():
             return True
     return bool(found.feeds[op.key][beside].any())
-
-
-def _reached(reads: np.ndarray, feeds: np.ndarray, n: int) -> tuple[np.ndarray, bool]:
-    """What each element of y changes within n steps, and whether that is all that it ever
-    changes.
-    """
-    kept = feeds
-    for _ in range(n - 1):
-        kept = kept | _product(reads, kept)
-    return kept, not (_product(reads, kept) & ~kept).any()
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -491,18 +488,6 @@ def _paths(graph: ETraceGraph, op: OpUse) -> dict[str, tuple[str, ...]]:
     return {n: tuple(names[i] for i in behind) for n, behind in op.parameters.items() if behind}
 
 
-def _with(
-    graph: ETraceGraph,
-    relations: Sequence[Relation],
-    found: Dependence,
-    left_out: dict[str, str],
-) -> ETraceGraph:
-    reads, feeds = _needed(found, relations)
-    colours = coloured((reads, found.reads), (feeds, found.feeds), found.laned)
-    scope = Scope(reads, feeds, colours, found.laned, _text(relations, colours))
-    return _rescoped(graph, relations, scope, left_out)
-
-
 def _rescoped(
     graph: ETraceGraph,
     relations: Sequence[Relation],
@@ -562,19 +547,12 @@ def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarra
     for relation in relations:
         here = np.zeros_like(found.feeds[relation.key])
         for kept in (carrier.kept for carrier in relation.groups if carrier.kept is not None):
-            for rows in _distinct(kept):
-                reads[np.ix_(rows, rows)] = True
-            here |= _where_kept(kept, here.shape)
+            there = _where_kept(kept, here.shape)
+            together = there.reshape(len(there), -1)
+            reads |= _product(together, together.T)
+            here |= there
         feeds[relation.key] = here & found.feeds[relation.key]
     return reads & found.reads, feeds
-
-
-def _distinct(kept: Kept) -> list[np.ndarray]:
-    """The sets of numbers that are kept together."""
-    if kept.rows is None:
-        return [kept.numbers]
-    rows = np.unique(kept.rows.reshape(-1, kept.size), axis=0)
-    return [row[row >= 0] for row in rows]
 
 
 def _where_kept(kept: Kept, shape: tuple[int, ...]) -> np.ndarray:

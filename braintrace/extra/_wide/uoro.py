@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._compiler import ETraceGraph, OpUse, Relation, is_complex
-from ..._executor import Factors, add, apply, dot, filled
+from ..._executor import Factors, apply, dot, filled
 from ..._rules import (
     Pair,
     Stepwise,
@@ -20,6 +20,7 @@ from ..._rules import (
     alive,
     apart,
     at_entries,
+    by_op,
     by_pair,
     empty_factors,
     factored_gradient,
@@ -162,19 +163,19 @@ class Signs(Stepwise):
     def history(self, network, trace, lam, t):
         """``< lam , ex (x) ef >``."""
         _, trace = key_and_rest(trace)
-        found: dict = {}
-        slots, weights = alive(network, self._apart(trace), t > 0), network.weights
+        slots = alive(network, self._apart(trace), t > 0)
         flows = kept(network.graph, lam) if self.scope == 'all' else {}
-        for pair in pairs(network.graph):
-            key, own = pair.relation.key, pair.of(slots)
+
+        def one(pair: Pair):
+            own, weights = pair.of(slots), network.weights[pair.relation.key]
             if self.scope == 'all':
                 sums = 'bk,b...k->b...' if pair.laned else 'k,...k->...'
                 d = EINSUM(sums, flows[flow(pair)], own['f'])
             else:
                 d = dot(at_entries(pair, lam), own['f'])
-            if d is not None:
-                found[key] = add(found.get(key), self._read(pair, own, d, weights[key]))
-        return found
+            return None if d is None else self._read(pair, own, d, weights)
+
+        return by_op(pairs(network.graph), one)
 
     def _read(self, pair: Pair, own: dict, d: jax.Array, weights: dict) -> dict:
         """``ex (x) d``."""
