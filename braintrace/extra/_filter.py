@@ -31,11 +31,14 @@ FILTER = '(filter)'  # the first part of the name of a filter's state
 def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x -
     stop(x)) + kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as
-    often as a readout that leaks with ``kappa`` remembers it.
+    often as a readout that leaks with ``kappa`` remembers it. With ``kappa`` 0, and where there are
+    such states already, the step itself.
 
     An x that is put together of several values has a filter for each of them.
     """
     program = graph.program
+    if not kappa or program.virtual:
+        return graph
     # only where a hidden state keeps an op's result does a later step remember its x
     ahead = backward(program, dict.fromkeys(program.new_states, 1), gradients(program))
     found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
@@ -132,9 +135,4 @@ def _together(program: Program, value: int, pieces: Sequence[int], *xs: jax.Arra
     return outs[eqn.outs.index(value)]
 
 
-def _seen(graph: ETraceGraph, kappa: float) -> ETraceGraph:
-    """The step in a view with this ``kappa``, also if it is in this view already."""
-    return with_filter(graph, kappa) if kappa and not graph.program.virtual else graph
-
-
-VIEWS['kappa'] = _seen
+VIEWS['kappa'] = with_filter

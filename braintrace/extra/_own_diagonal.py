@@ -29,10 +29,13 @@ from ..errors import NotSupportedError
 MOST_RUNS = 16  # slices in place of a gather
 
 
-def with_own_diagonal(graph: ETraceGraph) -> ETraceGraph:
+def with_own_diagonal(graph: ETraceGraph, scope: str) -> ETraceGraph:
     """The step in which element q of a traced op's y reads the elements k of x that come from the
-    position which q feeds: ``y_q + dy_q/dx_k (x_k - stop(x_k))``, which is ``y_q``.
+    position which q feeds: ``y_q + dy_q/dx_k (x_k - stop(x_k))``, which is ``y_q``. With another
+    scope than ``'own'``, and where it reads them already, the step itself.
     """
+    if scope != 'own' or any(eqn.extra for eqn in graph.program.equations):
+        return graph
     d_pass, edit = DPass(graph.program), Splicing(graph.program)
     d_pass.mixing.update(graph.mixing)
     following, found = Following(d_pass), False
@@ -146,10 +149,4 @@ def _check(op: OpUse) -> None:
         )
 
 
-def _seen(graph: ETraceGraph, scope: str) -> ETraceGraph:
-    """The step in a view with this scope, also if it is in this view already."""
-    seen = any(eqn.extra for eqn in graph.program.equations)
-    return with_own_diagonal(graph) if scope == 'own' and not seen else graph
-
-
-VIEWS['scope'] = _seen
+VIEWS['scope'] = with_own_diagonal

@@ -148,10 +148,7 @@ class _Specs:
 
     def units(self, group: HiddenGroup) -> Axis:
         """The axis of the mesh along the group's last axis, if all ops that say one agree."""
-        found = {axis for axis in self._units_by_op(group) if axis is not None}
-        return found.pop() if len(found) == 1 else None
-
-    def _units_by_op(self, group: HiddenGroup) -> Iterator[Axis]:
+        found: set[Axis] = set()
         for relation in self.relations.values():
             for other, coords in zip(relation.groups, relation.coordinates, strict=True):
                 if other is not group or coords.shape != group.shape:
@@ -159,7 +156,9 @@ class _Specs:
                 for slot, weight in relation.op.weight_avals.items():
                     entries = self.weight(relation, slot)
                     if entries and weight.shape[-1] == group.shape[-1]:
-                        yield entries[-1]
+                        found.add(entries[-1])
+        found.discard(None)
+        return found.pop() if len(found) == 1 else None
 
     def placed(self, x, lanes: int | None, *last: Axis) -> PartitionSpec:
         """The batch along the axis ``lanes`` of x, and ``last`` along its last axes: an axis of the
