@@ -179,8 +179,19 @@ def save_state(file: File, state: Any, learner=None) -> None:
 
     if all(map(_is_here, leaves.values())):
         write()
-    else:
-        _by_the_first(write)
+        return
+    # process 0 writes, the others wait for it; an error of it is that of all
+    error = None
+    if jax.process_index() == 0:
+        try:
+            write()
+        except (OSError, OptionError) as found:
+            error = found
+    done = multihost_utils.broadcast_one_to_all(np.int32(error is None))
+    if error is not None:
+        raise error
+    if not done:
+        raise OSError('process 0 could not write the file; its error says why.')
 
 
 def _is_here(leaf) -> bool:
@@ -193,22 +204,6 @@ def _whole(array) -> np.ndarray:
     if _is_here(array):
         return np.asarray(array)
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-
-
-def _by_the_first(write: Callable) -> None:
-    """Call ``write`` in process 0, for which the others wait."""
-    # an error of process 0 is that of all
-    error = None
-    if jax.process_index() == 0:
-        try:
-            write()
-        except (OSError, OptionError) as found:
-            error = found
-    done = multihost_utils.broadcast_one_to_all(np.int32(error is None))
-    if error is not None:
-        raise error
-    if not done:
-        raise OSError('process 0 could not write the file; its error says why.')
 
 
 def load_state(file: File, like: Any, learner=None) -> Any:

@@ -19,16 +19,12 @@ from .._signatures import ShowsArguments, check_needs_no_inputs, public
 from .._windows import (
     AS_IT_IS,
     Around,
+    CallOptions,
     Gradient,
-    GradientOptions,
     Optimizer,
     Result,
     Trained,
-    UpdateOptions,
-    check_choice,
-    check_inside,
     check_optimizer,
-    check_window,
     length_of,
     signature,
     with_so_far,
@@ -36,7 +32,7 @@ from .._windows import (
 from ..errors import NotCompiledError, OptionError, StructureError
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .sequences import Arguments, CallOptions, evolve, gradient, train
+from .sequences import evolve, learn
 from .states import (
     CARRY,
     ETraceState,
@@ -450,12 +446,18 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
-        graph, etrace = self.graph, self.etrace.value
-        path = _parameter_path(self.param_states, param)
-        bound = self._compiled()
+        bound, etrace, states = self._compiled(), self.etrace.value, self.param_states
+        for path, state in ((as_path(key), state) for key, state in states.items()):
+            names = path_name(path), '/'.join(path)
+            if state is param or param in names or as_path(param) == path:
+                break
+        else:
+            raise OptionError(
+                f'{param!r} is no parameter of the model; its parameters are {list(states)}.'
+            )
         params = jax.tree.leaves(bound.states.now().read(Role.WEIGHT))
         trace = bound.core.first.written(params, etrace['trace'], etrace['t'])
-        return _traces_of(graph, trace, etrace['t'], path)
+        return _traces_of(bound.core.graph, trace, etrace['t'], path_name(path))
 
     # along a sequence -----------------------------------------------------------------------------
 
@@ -543,17 +545,21 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> found.losses.shape
         (5,)
         """
-        check_choice('keep_trace', keep_trace, (True, False))
-        check_window(window, memory_budget)
-        exact = check_inside(inside, window)
-        along = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
-        given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
-        self.around.check(exact, self.rule)
-        calls = CallOptions(along, has_aux, progress, self.around)
-        result = gradient(bound.in_time(), given, calls)
+        options = CallOptions.checked(
+            inside,
+            self.rule,
+            reduction=reduction,
+            progress=progress,
+            around=self.around,
+            has_aux=has_aux,
+            window=window,
+            memory_budget=memory_budget,
+            keep_trace=keep_trace,
+        )
+        bound = self._compiled().in_time()
+        result = learn(bound, options, sequences, step_fn, mask, reset, weights)
         grads = self.around.own(result.learnt)
-        aux = result.aux if has_aux else None
-        return _returned(Gradient(grads, result.losses, aux, None), result, given)
+        return _returned(Gradient(grads, result.losses, result.aux, None), result, sequences)
 
     @public('learner.etrace_train')
     def etrace_train(
@@ -620,17 +626,21 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         True
         """
         check_optimizer(optimizer)
+        options = CallOptions.checked(
+            inside,
+            self.rule,
+            reduction=reduction,
+            progress=progress,
+            around=self.around,
+            has_aux=has_aux,
+            optimizer=optimizer,
+            update_every=update_every,
+            write_every=write_every,
+        )
         bound = self._compiled().in_time()
-        delay = bound.delay(write_every, update_every)
-        exact = check_inside(inside, update_every)
-        along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
-        given = Arguments(sequences, step_fn, mask, reset, weights)
-        self.around.check(exact, self.rule)
-        calls = CallOptions(along, has_aux, progress, self.around)
-        result = train(bound, given, calls, opt_state)
-        aux = result.aux if has_aux else None
-        found = Trained(None, result.losses, aux, None, result.learnt[1])
-        return _returned(found, result, given)
+        result = learn(bound, options, sequences, step_fn, mask, reset, weights, opt_state)
+        found = Trained(None, result.losses, result.aux, None, result.learnt[1])
+        return _returned(found, result, sequences)
 
     @public('learner.etrace_evolve')
     def etrace_evolve(
@@ -656,20 +666,11 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
 
 
-def _returned(value, result: Result, given: Arguments):
+def _returned(value, result: Result, sequences: tuple):
     """What a call returns; where it was stopped, its exception, which has that."""
     if result.stopped is None:
         return value
-    raise with_so_far(result.stopped, value, len(result.losses), length_of(*given.sequences))
-
-
-def _parameter_path(states: Mapping, param) -> str:
-    """The path of a parameter that is given as its state or as its path, joined by dots."""
-    for key, state in states.items():
-        path = as_path(key)
-        if state is param or param in (path_name(path), '/'.join(path)) or as_path(param) == path:
-            return path_name(path)
-    raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(states)}.')
+    raise with_so_far(result.stopped, value, len(result.losses), length_of(*sequences))
 
 
 def _traces_of(graph: ETraceGraph, trace: Trace, t: jax.Array, parameter: str) -> dict:

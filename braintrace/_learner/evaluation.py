@@ -131,10 +131,10 @@ class Aside:
             return self.run(*now, params, xs, *bounds(start, stop))
 
         turns = self.turns.setdefault(length, Turns(length))
-        stop = turns.run(steps, now, lambda now: None)
-        if stop.error is not None:
-            raise stop.error
-        return stop.carry[1]
+        (_, outputs), _, error = turns.run(steps, now, lambda now: None)
+        if error is not None:
+            raise error
+        return outputs
 
 
 def _copied(states: ModelStates) -> brainstate.nn.Module:

@@ -266,8 +266,11 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
                 f'{sorted(own - {"model", "rule"})}: {e}.{instead_of_arguments(options) or meant}'
             ) from e
         return cls(*args, **options)
+    found = f'an array of shape {list(rule.shape)}' if hasattr(rule, 'dtype') else repr(rule)
+    if inspect.isfunction(rule):
+        found = f'the function {rule.__name__} (call it: `{rule.__name__}(...)`)'
     raise OptionError(
-        f'rule is {_described(rule)}; give a value of braintrace.rules, one of the names {NAMES}, '
+        f'rule is {found}; give a value of braintrace.rules, one of the names {NAMES}, '
         'a learner class, or None. The order is `compile(model, rule, *inputs)`.'
     )
 
@@ -286,17 +289,6 @@ def learner_named(rule: str) -> type[ETraceLearner]:
 def plain(name: str) -> str:
     """A name without its case of letters and its underscores."""
     return name.lower().replace('_', '')
-
-
-def _described(rule) -> str:
-    """An argument that is no rule, in a few words."""
-    if hasattr(rule, 'dtype'):
-        return f'an array of shape {list(rule.shape)}'
-    return (
-        f'the function {rule.__name__} (call it: `{rule.__name__}(...)`)'
-        if inspect.isfunction(rule)
-        else repr(rule)
-    )
 
 
 def compile_etrace_graph(model: brainstate.nn.Module, *inputs) -> ETraceGraph:

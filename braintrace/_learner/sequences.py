@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -13,63 +12,31 @@ import jax.numpy as jnp
 from .. import _jax
 from .._executor import TracedStep
 from .._windows import (
-    AS_IT_IS,
-    REDUCTIONS,
-    Around,
-    Course,
-    Lines,
+    CallOptions,
     Moment,
+    Progress,
     Result,
+    Run,
+    RunInTurns,
     Sequence,
-    Stop,
     Told,
-    Turn,
-    Turns,
-    UpdateOptions,
-    bounds,
-    buffers,
     check_choice,
     check_flags,
     check_mask,
     check_opt_state,
-    check_progress,
     check_updatable,
-    cut,
     first_order,
     length_of,
-    number_of_blocks,
     run_updates,
     run_windows,
-    show_progress,
     signature,
-    steps_of,
     strong,
 )
 from ..errors import OptionError, StepFunctionError
 from .states import CARRY, Role, discover
-from .step_functions import Bound, StepFunction, Touched, Values, substituted
+from .step_functions import Bound, StepFunction, Touched, substituted
 
-CALLED = 'called'
-
-
-class CallOptions(NamedTuple):
-    """The static part of a call over a sequence; ``along`` are ``GradientOptions`` or
-    ``UpdateOptions``. ``progress`` is :data:`CALLED` in the place of a function, which is given at
-    each call of the program. ``around`` stands around the observer of the step.
-    """
-
-    along: Any
-    has_aux: bool
-    progress: bool | Callable | str
-    around: Around = AS_IT_IS
-
-
-class Arrays(NamedTuple):
-    """The arrays of a call over a sequence."""
-
-    sequences: Any
-    mask: jax.Array | None
-    flags: jax.Array | None
+CALLED = 'called'  # the place of a function of progress, which each call of a program is given
 
 
 class ForwardProgram:
@@ -108,24 +75,6 @@ class ForwardProgram:
         return outputs
 
 
-class Standing(NamedTuple):
-    """A place in a call: the trace, the values of the world, what was learnt, what steps showed."""
-
-    etrace: dict[str, Any]
-    values: Values
-    learnt: Any
-    shown: Any
-
-    def after(self, result: Result) -> Standing:
-        """The place at the end of a result."""
-        # the world at the end is the carry of the cell and what is threaded beside it
-        (leaves, threaded), trace, t = result.end
-        carry = jax.tree.unflatten(jax.tree.structure(self.values.carry), leaves)
-        values = self.values._replace(carry=carry, threaded=threaded)
-        shown = result.losses, result.aux
-        return Standing({'trace': trace, 't': t}, values, result.learnt, shown)
-
-
 class SequenceProgram:
     """A compiled call over a sequence: the gradient of a step function, or updates by it. Updates
     run in turns, where there are several blocks of them.
@@ -133,145 +82,151 @@ class SequenceProgram:
 
     def __init__(self, step: StepFunction, options: CallOptions, length: int):
         self.step, self.options, self.length = step, options, length
-        self.touched = step.touched
-        self.train = isinstance(options.along, UpdateOptions)
-        self.turns = Turns(number_of_blocks(length, options.along) if self.train else 1)
-        self.run = jax.jit(self._run, donate_argnums=0)
-        self.run_turn = jax.jit(self._run_turn, donate_argnums=(0, 1))
+        self.touched, self.in_turns = step.touched, RunInTurns(length, options, step.shown)
+        self.run = jax.jit(self._run, donate_argnums=(0, 1))
         self.run_inside = jax.jit(partial(self._run, alone=False))
 
-    def _run(self, etrace, values: Values, learnt, data: Arrays, alone: bool = True) -> Result:
-        """``learnt`` are the weights, for updates with the state of the optimiser."""
-        show = None
-        if self.options.progress and alone:
+    def _run(
+        self, etrace, shown, world, learnt, values, sequence: Sequence, bounds=None, alone=True
+    ) -> Result:
+        """A run from these values on: ``learnt`` are the weights, for updates with the state of the
+        optimiser; ``values`` the constants, what a reset puts back, and what the step holds.
+        """
+        options, length, show = self.options, self.length, None
+        if options.progress and alone and bounds is None:
             told = lambda *args: self.told(*args)  # noqa: E731
-            show = show_progress(self.length, told if self.options.progress == CALLED else True)
-        course = self._course(etrace, values, learnt, data)._replace(show=show)
-        return (run_updates if self.train else run_windows)(course, learnt, self.options.along)
+            show = Progress(length, told if options.progress == CALLED else True).inside
+        weights = learnt if options.optimizer is None else learnt[0]
+        step = self.step.observed(options.around.own(weights), world[0], *values)
+        sequence = sequence.weighed(length, self.step.penalised)
+        observer, sequence = options.around.observed(step, sequence)
+        run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
+        return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
 
-    def _run_turn(self, etrace, shown, values, learnt, data: Arrays, bounds) -> Result:
-        course, turn = self._course(etrace, values, learnt, data), Turn(bounds[0], bounds[1], shown)
-        return run_updates(course, learnt, self.options.along, turn)
-
-    def _course(self, etrace, values: Values, learnt, data: Arrays) -> Course:
-        around = self.options.around
-        step = self.step.observed(around.own(learnt[0] if self.train else learnt), values)
-        sequence = Sequence.of(*data, self.length, self.step.penalised)
-        observed, sequence = around.observed(step, sequence)
-        start = Moment((jax.tree.leaves(values.carry), values.threaded), **etrace)
-        return Course(observed, start, sequence, None)
-
-    def __call__(self, learnt, data: Arrays, write: Callable, progress=None) -> Result:
+    def __call__(self, learnt, sequence: Sequence, write: Callable, progress) -> Result:
         """Run from the present states on; all states that the step writes advance, and
-        ``write(learnt)`` keeps what was learnt. ``progress``: a function of it.
+        ``write(learnt)`` keeps what was learnt. ``progress``: what the call was given.
         """
         # the states as they are now: arrays that a program takes and gives back
         self.told = Told(progress)
-        world, owner = self.step.world(), self.step.bound.owner
-        values = Values(
-            world.read(Role.CONSTANT),
-            world.read(*CARRY),
-            world.read(Role.THREADED),
-            self.step.bound.initial(),
-            self.step.bound.held(),
-        )
+        bound, world = self.step.bound, self.step.world()
+        values = world.read(Role.CONSTANT), bound.initial(), bound.held()
+        leaves, carry = jax.tree.flatten(world.read(*CARRY))
+        etrace = bound.owner.etrace
+        first = Result(learnt, Moment((leaves, world.read(Role.THREADED)), **etrace.value))
 
-        def kept(place: Standing) -> Standing:
-            world.write(place.values.carry)
-            world.write(place.values.threaded)
-            owner.etrace.value = place.etrace
-            write(place.learnt)
-            return place
+        def kept(result: Result) -> None:
+            (leaves, threaded), trace, t = result.end
+            world.write(jax.tree.unflatten(carry, leaves))
+            world.write(threaded)
+            etrace.value = {'trace': trace, 't': t}
+            write(result.learnt)
+
+        def program(now: Result, bounds=None) -> Result:
+            at, *trace = now.end
+            shown = None if bounds is None else (now.losses, now.aux)
+            return self.run(trace, shown, at, now.learnt, values, sequence, bounds)
 
         # inside of a transformation: one program of the surrounding trace, without turns
-        place = Standing(owner.etrace.value, values, learnt, None)
-        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((place, data))):
-            given = first_order((values, learnt))
-            end = kept(place.after(self.run_inside(place.etrace, *given, data)))
-            return Result(end.learnt, None, *end.shown)
-        stop = self._in_turns(owner.etrace, place, data, kept)
-        losses, aux = cut(stop.carry.shown, self._steps(stop.done))
-        if callable(progress):
-            jax.effects_barrier()
-        return Result(stop.carry.learnt, None, losses, aux, stop.error or self.told.error)
-
-    def _steps(self, blocks: int) -> int:
-        """The number of steps in the first blocks."""
-        if blocks == self.turns.number:
-            return self.length
-        return int(steps_of(self.length, self.options.along, blocks))
-
-    def _in_turns(
-        self, etrace: brainstate.State, place: Standing, data: Arrays, kept: Callable
-    ) -> Stop:
-        """Run on the trace's own buffer.
-
-        A failure while running loses that buffer: the trace is then empty, and says so.
-        """
-
-        def block(place: Standing, start, stop) -> Standing:
-            return place.after(self.run(*place[:3], data))
-
-        def blocks(place: Standing, start, stop) -> Standing:
-            given = place.etrace, place.shown, place.values, place.learnt
-            return place.after(self.run_turn(*given, data, bounds(start, stop)))
-
-        # one block needs no turns, and its shapes may have weak types
-        trace, alone = place.etrace, self.turns.number == 1
-        show = None
-        if not alone:
-            place = place if self.turns.size else strong(place)
-            place = place._replace(shown=buffers(self.step.shown, self.length))
-            if self.options.progress:
-                called = self.options.progress == CALLED
-                lines = Lines(self.length, data.mask, self.told.function if called else True)
-                show = lambda place, done: lines(place.shown, self._steps(done))  # noqa: E731
+        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((first, values, sequence))):
+            at, *trace = first.end
+            at, learnt, values = first_order((at, learnt, values))
+            result = self.run_inside(trace, None, at, learnt, values, sequence)
+            kept(result)
+            return result
+        turns = self.in_turns.turns
         try:
-            return self.turns.run(block if alone else blocks, place, kept, show)
+            # one block needs no turns, and its shapes may have weak types
+            if turns.number == 1:
+                result, _, error = turns.run(lambda now, start, stop: program(now), first, kept)
+                result = result._replace(stopped=error)
+            else:
+                place = first if turns.size else strong(first)
+                told = Progress(self.length, progress) if progress else None
+                result = self.in_turns.run(program, place, sequence.mask, told, kept)
         except BaseException as error:  # of any kind: it is raised again
-            if any(x.is_deleted() for x in jax.tree.leaves(trace)):
-                etrace.value = self.step.bound.empty_trace()
+            # it ran on the trace's own buffer, which a failure loses
+            if any(x.is_deleted() for x in jax.tree.leaves(first.end[1:])):
+                etrace.value = bound.empty_trace()
                 error.add_note(
                     'The call failed while it ran on the eligibility trace, which is lost: it '
                     'starts anew, empty. Parameters and hidden states are those before the call.'
                 )
             raise
+        if callable(progress):
+            jax.effects_barrier()
+        return result._replace(stopped=result.stopped or self.told.error)
 
 
-class Arguments(NamedTuple):
-    """The user's arguments that gradients and updates share."""
-
-    sequences: tuple
-    step_fn: Callable
-    mask: Any
-    reset: Any
-    weights: Any
-
-
-def gradient(bound: Bound, given: Arguments, options: CallOptions) -> Result:
-    """The gradient of a sequence, like the weights of the call."""
-    data, weights = _checked(bound, given, options)
-    program = _program(bound, given.step_fn, options, data, weights)
-    values = options.around.with_own({name: state.value for name, state in weights.items()})
-    return program(values, data, lambda grads: None, options.progress)
-
-
-def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Result:
-    """Learn along a sequence: the weights advance; ``learnt`` are they and the state of the
-    optimiser.
+def learn(
+    bound: Bound,
+    options: CallOptions,
+    sequences: tuple,
+    step_fn: Callable,
+    mask=None,
+    reset=None,
+    weights=None,
+    opt_state=None,
+) -> Result:
+    """The gradient of a sequence, like the weights of the call; or, with an optimizer, the weights
+    advance along it, and ``learnt`` are they and the state of the optimiser.
     """
-    data, weights = _checked(bound, given, options)
-    optimizer, around = options.along.optimizer, options.around
+    if not callable(step_fn):
+        raise OptionError(
+            f"step_fn is {step_fn!r}; give a function of one step's slices that calls the "
+            'learner once.'
+        )
+    if step_fn is bound.owner:
+        raise StepFunctionError(
+            'step_fn is the learner; give a function that computes a loss from its output, '
+            'such as `lambda x, target: jnp.mean((learner(x) - target) ** 2)`.'
+        )
+    length = length_of(*sequences)
+    sequences = jax.tree.map(jnp.asarray, sequences)
+    mask = None if mask is None else check_mask(mask, length)
+    if reset is not None:
+        reset = check_flags('reset is', reset, length, bound.owner.etrace.value['t'].shape)
+    weights = bound.states.parameters() if weights is None else weights
+    if not isinstance(weights, Mapping):
+        raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
+    if not weights:
+        raise OptionError(
+            'weights is empty: nothing would be learnt. Give a dict path -> ParamState with one '
+            'entry at least, or leave weights out for all of the model.'
+        )
+    if wrong := [k for k, s in weights.items() if not isinstance(s, brainstate.ParamState)]:
+        raise OptionError(
+            f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
+        )
+    around, optimizer = options.around, options.optimizer
     values = around.with_own({name: state.value for name, state in weights.items()})
-    check_updatable(values)
-    learnt = values, optimizer.init(values) if opt_state is None else opt_state
+    functions, learnt, opened = (step_fn,), values, None
+    if optimizer is not None:
+        check_updatable(values)
+        functions = step_fn, optimizer
+        learnt = opened = values, optimizer.init(values) if opt_state is None else opt_state
 
     def write(learnt) -> None:
-        for name, value in around.kept(learnt[0]).items():
-            weights[name].value = value
+        if optimizer is not None:
+            for name, value in around.kept(learnt[0]).items():
+                weights[name].value = value
 
-    program = _program(bound, given.step_fn, options, data, weights, learnt)
-    return program(learnt, data, write, options.progress)
+    # made once for each step function, shapes and options
+    called = CALLED if callable(options.progress) else options.progress
+    like = options._replace(progress=called)
+
+    def make() -> SequenceProgram:
+        if opened is not None:
+            check_opt_state(optimizer, *opened)
+        step = StepFunction(bound, step_fn, weights, _slices(sequences), options.has_aux)
+        compiled = bound.core.first
+        return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length)
+
+    # the key: functions by identity, all else by value
+    shapes = signature((sequences, reset, opened))
+    key = like._replace(optimizer=None), shapes, *weights.items()
+    program = bound.program(functions, key, make)
+    return program(learnt, Sequence(sequences, mask, reset), write, options.progress)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):
@@ -289,68 +244,6 @@ def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace:
 
     like = 'evolve', keep, trace, signature(sequences)
     return bound.program((step_fn,), like, make)(sequences)
-
-
-def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arrays, dict]:
-    """The arrays and the weights of a call; an error for what can not be run."""
-    check_choice('reduction', options.along.reduction, REDUCTIONS)
-    check_choice('has_aux', options.has_aux, (True, False))
-    check_progress(options.progress)
-    step_fn = given.step_fn
-    if not callable(step_fn):
-        raise OptionError(
-            f"step_fn is {step_fn!r}; give a function of one step's slices that calls the "
-            'learner once.'
-        )
-    if step_fn is bound.owner:
-        raise StepFunctionError(
-            'step_fn is the learner; give a function that computes a loss from its output, '
-            'such as `lambda x, target: jnp.mean((learner(x) - target) ** 2)`.'
-        )
-    length = length_of(*given.sequences)
-    sequences = jax.tree.map(jnp.asarray, given.sequences)
-    mask = None if given.mask is None else check_mask(given.mask, length)
-    flags = given.reset
-    if flags is not None:
-        flags = check_flags('reset is', flags, length, bound.owner.etrace.value['t'].shape)
-    weights = bound.states.parameters() if given.weights is None else given.weights
-    if not isinstance(weights, Mapping):
-        raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
-    if not weights:
-        raise OptionError(
-            'weights is empty: nothing would be learnt. Give a dict path -> ParamState with one '
-            'entry at least, or leave weights out for all of the model.'
-        )
-    if wrong := [k for k, s in weights.items() if not isinstance(s, brainstate.ParamState)]:
-        raise OptionError(
-            f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
-        )
-    return Arrays(sequences, mask, flags), dict(weights)
-
-
-def _program(
-    bound: Bound, step_fn: Callable, options: CallOptions, data: Arrays, weights: dict, learnt=None
-) -> SequenceProgram:
-    """The compiled program for a call, made once for each step function, shapes and options."""
-
-    if callable(options.progress):
-        options = options._replace(progress=CALLED)
-
-    def make() -> SequenceProgram:
-        if learnt is not None:
-            check_opt_state(options.along.optimizer, *learnt)
-        slices, length = _slices(data.sequences), length_of(data.sequences)
-        step = StepFunction(bound, step_fn, weights, slices, options.has_aux)
-        return SequenceProgram(step, options, length)
-
-    # the key: functions by identity, all else by value
-    shapes = signature((data.sequences, data.flags, learnt))
-    along, functions = options.along, [step_fn]
-    if isinstance(along, UpdateOptions):
-        functions.append(along.optimizer)
-        along = along._replace(optimizer=None)
-    like = options._replace(along=along), shapes, *weights.items()
-    return bound.program(tuple(functions), like, make)
 
 
 def _slices(sequences):

@@ -197,12 +197,6 @@ def check_model(model) -> None:
         raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.{more}')
 
 
-def _role(state: brainstate.State) -> Role:
-    if isinstance(state, brainstate.ParamState):
-        return Role.WEIGHT
-    return Role.HIDDEN if isinstance(state, brainstate.HiddenState) else Role.CARRIED
-
-
 class Tree:
     """The states of a model, as ``model.states()`` finds them: walked again where an attribute of a
     module, or an item of a container, is another object. The walk takes as long as a small step.
@@ -290,7 +284,12 @@ class ModelStates:
             ('~outside', f'{type(s).__name__}{i}'): s for i, s in enumerate(outside)
         }
         everything = {**found, **self.outside}
-        self.roles = {path: _role(state) for path, state in everything.items()}
+        self.roles: dict[Path, Role] = {}
+        for path, state in everything.items():
+            hidden = isinstance(state, brainstate.HiddenState)
+            of_others = Role.HIDDEN if hidden else Role.CARRIED
+            learned = isinstance(state, brainstate.ParamState)
+            self.roles[path] = Role.WEIGHT if learned else of_others
         changed = {s for s, written in touched if written}
         if spoiled := [
             path_name(path)
@@ -341,32 +340,25 @@ class ModelStates:
         """The model's update as ``(params, carry, *inputs) -> (outputs, carry)``; its states are
         left as they were.
         """
+        tree = jax.tree.structure
 
         def run(params, carry, *inputs):
             world = self.now()
             with world.running({**params, **carry}):
                 outputs = self.model(*inputs)
                 new = world.read(*CARRY)
-            _check_trees(carry, new)
+            changed = [
+                f'  {path_name(path)}: {tree(value)} before the step, {tree(new[path])} after it'
+                for path, value in carry.items()
+                if tree(value) != tree(new[path])
+            ]
+            if changed:
+                raise StructureError(
+                    'a step must leave every state with the tree and the units that it had:\n'
+                    + '\n'.join(changed)
+                    + '\nConvert the value in the step, or initialise the state with what the step '
+                    'writes.'
+                )
             return outputs, new
 
         return run
-
-
-def _check_trees(old: dict, new: dict) -> None:
-    """Refuse a step that changes the tree, or a physical unit, of a state's value."""
-    trees: dict[Path, tuple[Any, Any]] = {
-        path: (jax.tree.structure(value), jax.tree.structure(new[path]))
-        for path, value in old.items()
-    }
-    changed = [
-        f'  {path_name(path)}: {was} before the step, {now} after it'
-        for path, (was, now) in trees.items()
-        if was != now
-    ]
-    if changed:
-        raise StructureError(
-            'a step must leave every state with the tree and the units that it had:\n'
-            + '\n'.join(changed)
-            + '\nConvert the value in the step, or initialise the state with what the step writes.'
-        )

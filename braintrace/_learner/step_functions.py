@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import CellType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import brainstate
 import jax
@@ -23,7 +23,7 @@ from .. import _jax
 from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
 from .._jax import Tracer
 from .._warnings import tell
-from .._windows import Observer, Penalised, check_loss, choose_delay, task_loss, total_loss
+from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
 from ..errors import BraintraceError, OptionError, StepFunctionError, StructureError
 from ..functional import OnlineLearner
 from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
@@ -47,7 +47,6 @@ class Bound:
     core: OnlineLearner
     states: ModelStates
     programs: OrderedDict[tuple[tuple, Hashable], Any] = field(default_factory=OrderedDict)
-    delays: dict[str, int] = field(default_factory=dict)
 
     def program(self, of: tuple, like: Hashable, make: Callable):
         """The compiled program of the user's functions, for what is ``like`` this beside them; made
@@ -72,18 +71,18 @@ class Bound:
                 )
         return self.programs[key]
 
-    def delay(self, write_every, update_every) -> int:
-        """``choose_delay``, asked once: the rule traces each op to answer."""
-        asked = repr((write_every, update_every))  # equal numbers need not be: True is no count
-        if asked not in self.delays:
-            graph, rule = self.core.graph, self.core.first.rule
-            self.delays[asked] = choose_delay(write_every, update_every, graph, rule)
-        return self.delays[asked]
-
     def in_time(self) -> Bound:
         """Itself, if the environment's ``dt`` is that of the compiled step."""
         compiled, now = self.states.dt, brainstate.environ.get('dt', default=None)
-        if compiled is not None and now is not None and not _equal(compiled, now):
+        if compiled is None or now is None:
+            return self
+        same, unit = u.get_dim(compiled) == u.get_dim(now), u.get_unit(compiled)
+        if same:
+            times = [u.get_magnitude(u.Quantity(t).in_unit(unit)) for t in (compiled, now)]
+            # a traced number is not known
+            if not any(isinstance(t, Tracer) for t in times):
+                same = np.allclose(*times, rtol=1e-6, atol=0)
+        if not same:
             raise StructureError(
                 f'the step was compiled with dt = {compiled}, and the environment has dt = {now} '
                 'now. Go back to that dt, or compile again (learner.compile_graph(x)).'
@@ -118,15 +117,6 @@ def lines_of(function: Any, depth: int = 4):
     values = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     inner = [v for v in values if isinstance(v, tuple | list | partial | FunctionType)]
     return function.__code__, *(lines_of(v, depth - 1) for v in inner if depth)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two steps of time are the same, as far as their numbers are known."""
-    if u.get_dim(a) != u.get_dim(b):
-        return False
-    first, second = (u.get_magnitude(u.Quantity(t).in_unit(u.get_unit(a))) for t in (a, b))
-    known = not isinstance(first, Tracer) and not isinstance(second, Tracer)
-    return not known or bool(np.allclose(first, second, rtol=1e-6, atol=0))
 
 
 # Pairs of a learner and the function that computes its call (None: it runs), the innermost last.
@@ -271,18 +261,6 @@ class Touched:
         return any(ref() is None for ref in self._states.values())
 
 
-class Values(NamedTuple):
-    """The values of a world when a call begins, by path and role; ``initial`` are the hidden states
-    that a reset puts back, ``held`` constants that the step takes as arguments.
-    """
-
-    constants: dict[Path, Any]
-    carry: dict[Path, Any]
-    threaded: dict[Path, Any]
-    initial: dict[Path, Any]
-    held: list
-
-
 class StepFunction:
     """``step_fn(*slices)``, which calls a learner once, as a pure step.
 
@@ -294,7 +272,22 @@ class StepFunction:
         self.bound, self.step_fn, self.has_aux = bound, step_fn, has_aux
         self.compiled = bound.core.first
         self._place(weights)
-        self.touched = self._touched(slices)
+
+        # one run on shapes: the states that it touches beside the model's and the weights
+        def probe(*slices):
+            loss, aux = self._call(self.compiled.run, slices)
+            self.penalised = isinstance(loss, Penalised)
+            self.shown = jax.tree.map(abstract, (task_loss(loss), aux))
+            return loss, aux
+
+        touched = discover(probe, *slices)
+        if spoiled := [s for s, w in touched if w and isinstance(s, brainstate.ParamState)]:
+            raise StepFunctionError(
+                f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during '
+                'etrace_grad. Update parameters with the gradients that it returns.'
+            )
+        own = {*bound.states.now().states.values(), *self.others.values()}
+        self.touched = Touched([(s, w) for s, w in touched if s not in own])
         self.roles.update(self.touched.roles)
         self.direct = self._direct({k: s.value for k, s in weights.items()}, slices)
 
@@ -324,24 +317,6 @@ class StepFunction:
             **dict.fromkeys(self.paths.values(), Role.WEIGHT),
         }
 
-    def _touched(self, slices) -> Touched:
-        """The states that the step function touches beside the model's and the weights."""
-
-        def probe(*slices):
-            loss, aux = self._call(self.compiled.run, slices)
-            self.penalised = isinstance(loss, Penalised)
-            self.shown = jax.tree.map(abstract, (task_loss(loss), aux))
-            return loss, aux
-
-        touched = discover(probe, *slices)
-        if spoiled := [s for s, w in touched if w and isinstance(s, brainstate.ParamState)]:
-            raise StepFunctionError(
-                f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during '
-                'etrace_grad. Update parameters with the gradients that it returns.'
-            )
-        own = {*self.bound.states.now().states.values(), *self.others.values()}
-        return Touched([(s, w) for s, w in touched if s not in own])
-
     def world(self) -> World:
         """All states of the step, as they are now."""
         model, touched = self.bound.states.now(), self.touched.now()
@@ -366,7 +341,24 @@ class StepFunction:
             ) from error
         if not call.made:
             raise StepFunctionError(f'step_fn did not call the learner. {_expected(slices)}')
-        return _loss_of(result, self.has_aux)
+        loss, aux = result, None
+        if self.has_aux:
+            if not (isinstance(result, tuple) and len(result) == 2):
+                found = 'one array' if isinstance(result, jax.Array) else type(result).__name__
+                raise StepFunctionError(
+                    f'has_aux=True, but step_fn returned {found}; return (loss, aux).'
+                )
+            loss, aux = result
+        elif isinstance(result, tuple):
+            raise StepFunctionError(
+                'step_fn returned a tuple; return one scalar loss, or pass has_aux=True for (loss, '
+                'aux).'
+            )
+        try:
+            loss = check_loss(loss, 'step_fn')
+            return loss if isinstance(loss, Penalised) else jnp.asarray(loss), aux
+        except (ValueError, TypeError) as e:
+            raise StepFunctionError(str(e)) from e
 
     def _step(self, constants: dict[Path, Any], cell: Callable, weights, world, *slices):
         """The step as ``ObservedStep`` takes it."""
@@ -381,16 +373,19 @@ class StepFunction:
         values = {**constants, **self._by_path(weights)}
         return jax.tree.leaves({path: values[path] for path in self.parameters})
 
-    def observed(self, weights, values: Values) -> Observer:
-        """The step under observation, from these values on."""
-        fresh = jax.tree.leaves({**values.carry, **values.initial})
+    def observed(self, weights, carry: list, constants, initial, held: list) -> Observer:
+        """The step under observation, from these leaves of the carry on; ``initial`` are the hidden
+        states that a reset puts back, ``held`` constants that the step takes as arguments.
+        """
+        carried = jax.tree.unflatten(self.compiled.program.trees['carry'], carry)
+        fresh = jax.tree.leaves({**carried, **initial})
         return self.compiled.around(
-            partial(self._step, values.constants),
-            params=self._params(weights, values.constants),
+            partial(self._step, constants),
+            params=self._params(weights, constants),
             places=self.places,
             direct=self.direct,
             restart=partial(self.compiled.restarted, fresh, self.bound.core.hidden),
-            held=values.held,
+            held=held,
         )
 
     def _direct(self, weights: dict, slices) -> frozenset[int]:
@@ -437,25 +432,3 @@ def _expected(slices) -> str:
         'target)`. (A function `loss(output, target)` of the output is what '
         '`braintrace.functional` and `braintrace.verify` take.)'
     )
-
-
-def _loss_of(result, has_aux: bool):
-    if has_aux:
-        if not (isinstance(result, tuple) and len(result) == 2):
-            found = 'one array' if isinstance(result, jax.Array) else type(result).__name__
-            raise StepFunctionError(
-                f'has_aux=True, but step_fn returned {found}; return (loss, aux).'
-            )
-        loss, aux = result
-    else:
-        if isinstance(result, tuple):
-            raise StepFunctionError(
-                'step_fn returned a tuple; return one scalar loss, or pass has_aux=True for (loss, '
-                'aux).'
-            )
-        loss, aux = result, None
-    try:
-        loss = check_loss(loss, 'step_fn')
-        return loss if isinstance(loss, Penalised) else jnp.asarray(loss), aux
-    except (ValueError, TypeError) as e:
-        raise StepFunctionError(str(e)) from e

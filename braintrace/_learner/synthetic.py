@@ -9,18 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import DEFAULT, Policy
-from .._windows import (
-    GradientOptions,
-    check_inside,
-    check_optimizer,
-    check_window,
-    length_of,
-)
+from .._windows import CallOptions, check_optimizer, length_of
 from ..errors import OptionError
 from ..extra._synthetic import Bootstrap, SyntheticGradient, signal_shapes
 from ..rules import same_step
 from .base import ETraceLearner
-from .sequences import Arguments, CallOptions, gradient
+from .sequences import learn
 
 
 class DNI(ETraceLearner):
@@ -120,22 +114,26 @@ def train_synthetic_gradient(
     if optimizer is not None:
         check_optimizer(optimizer)
     bound = learner._compiled().in_time()
-    learner.around.check(check_inside('exact', window), learner.rule)
-    check_window(window, None)
+    options = CallOptions.checked(
+        'exact',
+        learner.rule,
+        reduction='mean',
+        progress=False,
+        around=learner.around,
+        window=window,
+        keep_trace=False,
+    )
     if window is None or window >= length_of(*sequences):
         raise OptionError(
             f'window is {window}, the whole sequence: the synthesizer learns where one window '
             'follows another. Give an int below the number of steps.'
         )
-    along = GradientOptions(window, None, False, 'mean', True)
-    given = Arguments(sequences, step_fn, None, None, None)
-    options = CallOptions(along, False, False, learner.around)
     moments = None if optimizer is None else optimizer.init(learner.synthetic.value)
     norms = []
     for _ in range(epochs):
         if reset:
             learner.reset_state()
-        _, grads = gradient(bound, given, options).learnt
+        _, grads = learn(bound, options, sequences, step_fn).learnt
         updates = jax.tree.map(lambda g: -lr * g, grads)
         if optimizer is not None:
             updates, moments = optimizer.update(grads, moments, learner.synthetic.value)

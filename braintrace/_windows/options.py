@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._compiler import ETraceGraph, abstract, describe_aval, param_name
+from .._compiler import abstract, describe_aval, param_name
 from .._executor import share, varying
 from .._public_names import nearest
-from .._rules import MOST_PENDING, Rule
+from .._rules import MOST_PENDING
 from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 
 # answers ------------------------------------------------------------------------------------------
@@ -364,14 +364,6 @@ def check_updates(every, write_every) -> None:
             f'write_every is {write_every}; give a multiple of the {every} steps between updates, '
             f'at most {MOST_PENDING} times as many.'
         )
-
-
-def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
-    """The number of updates between two writes of the trace: as asked (in steps), or as the rule
-    chooses.
-    """
-    check_updates(every, write_every)
-    return rule.delay(graph, int(every), None if write_every is None else int(write_every // every))
 
 
 def check_optimizer(optimizer) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import ETraceGraph, is_inexact
-from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
+from .._executor import Factors, Signals, Steps, TracedStep, even
 from .._rules import (
     Network,
     Rule,
@@ -27,17 +28,27 @@ from .._rules import (
     same_step,
     uncounted,
 )
-from .options import check_mask, divisor, tree_bytes
-from .turns import LINES, Turn
+from .options import (
+    NOT_FINITE,
+    REDUCTIONS,
+    check_choice,
+    check_inside,
+    check_mask,
+    check_updates,
+    check_window,
+    divisor,
+    signature,
+    tree_bytes,
+)
+from .turns import LINES, Progress, Turns, bounds, buffers, check_progress, cut
 
-End = TypeVar('End')
 Count = TypeVar('Count', jax.Array, jax.Array | None)
 Show = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 
 
 class Sequence(NamedTuple):
     """``slices``, weights of the losses (``mask``) and reset flags (``(T,)`` or ``(T, B)``), each
-    with time in front.
+    with time in front. A user's mask may be None (:meth:`weighed`).
 
     ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
     numbers. None: all count. ``done``: how many steps the learner made before each, None
@@ -46,21 +57,20 @@ class Sequence(NamedTuple):
     """
 
     slices: Any
-    mask: jax.Array
-    counts: jax.Array | None
-    flags: jax.Array | None
+    mask: Any
+    flags: jax.Array | None = None
+    counts: jax.Array | None = None
     done: jax.Array | None = None
     penalties: jax.Array | None = None
 
-    @classmethod
-    def of(cls, slices, mask, flags, length: int, penalised: bool) -> Sequence:
-        """A sequence with the weights that a user gave, or None."""
-        weights = check_mask(mask, length)
-        if mask is None:
-            return cls(slices, weights, None, flags)
+    def weighed(self, length: int, penalised: bool) -> Sequence:
+        """With a weight for each step; ``penalised``: whether penalties stand beside the losses."""
+        weights = check_mask(self.mask, length)
+        if self.mask is None:
+            return self._replace(mask=weights)
         if penalised:
-            return cls(slices, weights, None, flags, penalties=jnp.ones_like(weights))
-        return cls(slices, weights, weights != 0, flags)
+            return self._replace(mask=weights, penalties=jnp.ones_like(weights))
+        return self._replace(mask=weights, counts=weights != 0)
 
     def penalised(self, reduction: str) -> Sequence:
         """With the weights of penalties whose mean counts beside the weighed mean of these steps'
@@ -79,7 +89,12 @@ class Sequence(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One observed step; ``world`` stands after it, ``direct`` are gradients that pass no op."""
+    """One observed step; ``world`` stands after it, ``direct`` are gradients that pass no op.
+
+    Of several steps under one pull-back, factors, losses and ``aux`` have time in front, and the
+    signals are derivatives of the sum of the losses: by each y, and by the hidden states before
+    these steps (``c``). ``trace``: one that moved inside, after them.
+    """
 
     world: Any
     factors: Factors
@@ -87,22 +102,7 @@ class Observation(NamedTuple):
     direct: Any
     loss: jax.Array
     aux: Any
-
-
-class Together(NamedTuple):
-    """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
-    losses, by each y and by the hidden states before them. ``factors`` has time in front;
-    ``trace``: one that moved inside, after them.
-    """
-
-    world: Any
-    factors: Factors
-    dy: dict[str, jax.Array]
-    lam: dict[str, Vector]
-    direct: Any
-    losses: jax.Array
-    aux: Any
-    trace: Any
+    trace: Any = None
 
 
 class Moment(NamedTuple):
@@ -126,45 +126,18 @@ class Gradients(NamedTuple):
     direct: Any
 
 
-class Result(NamedTuple, Generic[End]):
-    """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
-    and auxiliary outputs of all steps. ``stopped``: the exception that ended it before them.
-    ``skipped``: how many steps of each lane were left out; None where none may be.
+class Result(NamedTuple):
+    """How far a run is: what is ``learnt`` (gradients, or weights and optimiser state), the last
+    moment, losses and auxiliary outputs of all steps. ``skipped``: how many steps of each lane were
+    left out; None where none may be. ``stopped``: the exception that ended it before its end.
     """
 
     learnt: Any
-    end: End
-    losses: jax.Array
-    aux: Any
-    stopped: BaseException | None = None
+    end: Any
+    losses: Any = None
+    aux: Any = None
     skipped: jax.Array | None = None
-
-
-class GradientOptions(NamedTuple):
-    """The arguments of ``sequence_grad``. ``keep``: whether a later call continues the trace;
-    ``exact``: reverse mode without cuts inside a window.
-    """
-
-    window: Any = 'auto'
-    memory_budget: int | None = None
-    keep: bool = True
-    reduction: str = 'mean'
-    exact: bool = False
-
-
-class UpdateOptions(NamedTuple):
-    """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace.
-    ``exact``: reverse mode without cuts through the steps of an update. ``skip``: leave out lanes
-    with a number that is not finite. ``observe(grads, moment)``: what is shown of an update.
-    """
-
-    optimizer: Any
-    every: int
-    delay: int
-    reduction: str = 'mean'
-    exact: bool = False
-    skip: bool = False
-    observe: Callable | None = None
+    stopped: BaseException | None = None
 
 
 def counted(t: Count) -> Count:
@@ -199,29 +172,27 @@ class Walk:
     kind in a scan.
 
     ``show(due, done, shown, mask) -> due`` reports between blocks, about a hundred times at most;
-    None: not at all. A ``turn`` walks its blocks alone.
+    None: not at all. ``bounds``: of the blocks that are walked alone; ``shown`` is then what all
+    steps have shown so far.
     """
 
-    def __init__(self, sequence: Sequence, state, show: Show | None, turn: Turn | None = None):
-        self.sequence, self.state, self.show, self.turn = sequence, state, show, turn
+    def __init__(self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None):
+        self.sequence, self.state, self.show, self.bounds = sequence, state, show, bounds
         self.done = self.number = 0  # steps and blocks
-        self.shown: list = [] if turn is None else [turn.shown]
+        self.shown: list = [] if bounds is None else [shown]
         self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), None, None)
 
     def blocks(self, body: Callable, number: int, size: int) -> None:
         """The next ``number`` blocks of ``size`` steps."""
-        if self.turn is not None:
-            if number:
-                self._of_turn(self.turn, body, number, size)
+        if not number or not size:
             return
-        # progress is told between chunks of blocks
-        most = number if self.show is None else even(number, -(-number // LINES)) if number else 1
-        for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
-            if chunks and blocks and size:
-                self._chunks(body, chunks, blocks, size)
-
-    def _of_turn(self, turn: Turn, body: Callable, number: int, size: int) -> None:
-        """Those of the next blocks that belong to the turn."""
+        if self.bounds is None:
+            # progress is told between chunks of blocks
+            most = number if self.show is None else even(number, -(-number // LINES))
+            for chunks, blocks in ((number // most, most), (1, number % most)):
+                if blocks:
+                    self._chunks(body, chunks, blocks, size)
+            return
         first = self.done
 
         def block(k, now):
@@ -232,10 +203,10 @@ class Walk:
             put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
             return state, jax.tree.map(put, shown, got)
 
-        start, stop = (jnp.clip(x - self.number, 0, number) for x in (turn.start, turn.stop))
-        self.state, self.shown[0] = jax.lax.fori_loop(
-            start, stop, block, (self.state, self.shown[0])
-        )
+        # those that stand between the bounds, in a loop whose length no shape tells
+        start, stop = (jnp.clip(x - self.number, 0, number) for x in self.bounds)
+        now = self.state, self.shown[0]
+        self.state, self.shown[0] = jax.lax.fori_loop(start, stop, block, now)
         self.number += number
         self.done += number * size
 
@@ -278,7 +249,7 @@ def _flat(stacked):
     return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
 
 
-def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_step: int) -> int:
+def choose_window(options: CallOptions, length: int, trace_bytes: int, per_step: int) -> int:
     """The number of steps in a window: as asked, or the whole sequence where what is stored of it
     is little, else as many steps as the trace has bytes, since each window moves the trace.
     """
@@ -287,7 +258,7 @@ def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_s
         if budget is None:
             # a trace that is dropped is written only if there are several windows, by one product
             # more: dearer than to map a few times its bytes
-            whole = WHOLE if options.keep else WHOLE + 2 * trace_bytes
+            whole = WHOLE if options.keep_trace else WHOLE + 2 * trace_bytes
             budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
@@ -324,7 +295,7 @@ class Observer(Protocol):
     def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
         """One step, its loss weighed by the mask; ``carried``: see ``Rule.factors``."""
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Together:
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Observation:
         """Some steps under one pull-back, without cuts; ``keep``: with their factors. ``carried``:
         the trace that moves inside, and the step counts before each step; None: none does.
         """
@@ -408,58 +379,94 @@ class AsItIs(Around):
 AS_IT_IS = AsItIs()
 
 
-class Course(NamedTuple):
-    """A step under observation, a moment to start from, and a sequence; ``show`` reports the
-    progress. ``made``: how many steps the learner made before that moment, where the rule asks.
+class CallOptions(NamedTuple):
+    """The options of a call over a sequence, by the names of users' arguments: those of a gradient,
+    and those of updates, which have an ``optimizer``.
+
+    ``exact``: reverse mode without cuts inside a window, or through the steps of an update.
+    ``around`` stands around the observer of the step. ``delay``: how many updates share one write
+    of the trace, which the compiled step tells (:meth:`delayed`).
     """
 
-    observer: Observer
-    start: Moment
-    sequence: Sequence
-    show: Show | None
-    made: jax.Array | None = None
+    reduction: str
+    progress: Any
+    around: Around = AS_IT_IS
+    has_aux: bool = False
+    exact: bool = False
+    window: Any = 'auto'
+    memory_budget: int | None = None
+    keep_trace: bool = True
+    optimizer: Any = None
+    update_every: int = 1
+    write_every: int | None = None
+    delay: int = 1
+    not_finite: str = 'keep'
+    observe: Callable | None = None
+
+    @classmethod
+    def checked(cls, inside: str, rule: Rule | None, **given) -> CallOptions:
+        """The options that are given, if they go together with each other and with the rule."""
+        options = cls(**given)
+        check_choice('reduction', options.reduction, REDUCTIONS)
+        check_choice('keep_trace', options.keep_trace, (True, False))
+        check_choice('has_aux', options.has_aux, (True, False))
+        check_choice('not_finite', options.not_finite, NOT_FINITE)
+        check_progress(options.progress, options.observe is not None)
+        check_window(options.window, options.memory_budget)
+        check_updates(options.update_every, options.write_every)
+        steps = options.window if options.optimizer is None else options.update_every
+        exact = check_inside(inside, steps)
+        options.around.check(exact, rule, options.not_finite)
+        return options._replace(exact=exact, update_every=int(options.update_every))
 
     @property
-    def length(self) -> int:
-        return len(self.sequence.mask)
+    def skips(self) -> bool:
+        """Whether lanes with a number that is not finite are left out."""
+        return self.not_finite != 'keep'
 
-    def counted(self, begin=0) -> Course:
-        """With the count of all steps in the sequence, where the trace has one; it starts before
-        the step ``begin``.
+    def delayed(self, graph: ETraceGraph, rule: Rule) -> CallOptions:
+        """With the number of updates between two writes of the trace: as asked (in steps), or as
+        the rule chooses.
         """
-        trace, count = uncounted(self.start.trace)
-        if count is None:
+        if self.optimizer is None:
             return self
-        sequence = self.sequence._replace(done=counts_along(count, None, self.length, begin)[0])
-        start = self.start._replace(trace=trace)
-        return self._replace(start=start, sequence=sequence, made=count)
-
-    def ended(self, end: Moment, steps) -> Moment:
-        """The last moment, with the count after so many steps."""
-        count = self.made
-        if count is not None:
-            count += jnp.minimum(steps, jnp.iinfo(count.dtype).max - count).astype(count.dtype)
-        return end._replace(trace=counting(end.trace, count))
+        every, steps = self.update_every, self.write_every
+        delay = rule.delay(graph, every, None if steps is None else int(steps // every))
+        return self._replace(delay=delay)
 
 
 class Run:
-    """The windows of a course. ``exact``: reverse mode without cuts inside each."""
+    """A step under observation, a moment to start from, and a sequence, which it walks in windows.
 
-    def __init__(self, course: Course, weights, exact: bool):
-        self.course, self.weights, self.exact = course, weights, exact
-        self.observer = course.observer
-        self.graph = self.observer.graph
-        self.rule = cast(Stepwise | Windowed, self.observer.rule)
+    ``show`` reports the progress. ``bounds``: of the blocks of updates that are walked alone, from
+    the moment before them; None: all are.
+    """
 
-    @cached_property
-    def traced(self) -> TracedStep:
-        """The step, traced once."""
-        start, sequence = self.course.start, self.course.sequence
-        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
-        step, state = self._step, start.world
-        if isinstance(self.rule, Stepwise):
-            step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
-        return TracedStep(step, self.weights, state, at, auto=self.graph.policy.at_once)
+    def __init__(
+        self,
+        observer: Observer,
+        start: Moment,
+        sequence: Sequence,
+        weights,
+        options: CallOptions,
+        show: Show | None = None,
+        bounds=None,
+    ):
+        self.observer, self.weights, self.options, self.show = observer, weights, options, show
+        self.graph = observer.graph
+        self.rule = cast(Stepwise | Windowed, observer.rule)
+        self.length = self.steps = len(sequence.mask)
+        self.bounds, self.begin = bounds, 0
+        if bounds is not None:
+            self.begin, stop = (steps_of(self.length, options, at) for at in bounds)
+            self.steps = stop - self.begin
+        # the count of all steps that the learner made, where the trace has one
+        trace, self.made = uncounted(start.trace)
+        if self.made is not None:
+            done, _ = counts_along(self.made, None, self.length, self.begin)
+            sequence = sequence._replace(done=done)
+        self.start, self.sequence = start._replace(trace=trace), sequence
+        self._traced: dict[tuple, TracedStep] = {}
 
     def _seen(self, weights, world, at: Sequence, carried=None) -> Observation:
         """One step under observation; where its loss does not count, its signals are zero."""
@@ -471,52 +478,73 @@ class Run:
         signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), seen.signals)
         return seen._replace(signals=signals)
 
-    def _step(self, weights, world, at: Sequence):
-        seen = self._seen(weights, world, at)
-        x, d, df = seen.factors
-        dy = seen.signals.dy
-        sums = {op.key: dy[op.key] for op in self.graph.ops if op.x is None and op.key in dy}
-        return seen.world, (seen.direct, sums), (x, seen.loss, seen.aux), (d, df, seen.signals)
+    def traced(self, sequence: Sequence) -> TracedStep:
+        """The step, traced once for sequences of the same slices, flags and weights."""
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
+        if (key := signature(at)) in self._traced:
+            return self._traced[key]
 
-    def _moving_step(self, weights, state, at):
-        """A step inside which the trace moves; its gradients are summed over the steps."""
-        (world, trace), (part, t) = state, at
-        seen, network = self._seen(weights, world, part, (trace, t)), self.observer.network(weights)
-        new = self.rule.update(network, trace, seen.factors, t)
-        step = Window.of_step(seen.factors, seen.signals, t)
-        ops = self.rule.gradient(network, trace, new, step)
-        return (seen.world, new), Gradients(ops, seen.direct), (seen.loss, seen.aux), ()
+        def step(weights, world, at: Sequence):
+            seen = self._seen(weights, world, at)
+            (x, d, df), dy = seen.factors, seen.signals.dy
+            sums = {op.key: dy[op.key] for op in self.graph.ops if op.x is None and op.key in dy}
+            return seen.world, (seen.direct, sums), (x, seen.loss, seen.aux), (d, df, seen.signals)
+
+        def moving_step(weights, state, at):
+            """A step inside which the trace moves; its gradients are summed over the steps."""
+            (world, trace), (part, t) = state, at
+            seen = self._seen(weights, world, part, (trace, t))
+            network = self.observer.network(weights)
+            new = self.rule.update(network, trace, seen.factors, t)
+            window = Window.of_step(seen.factors, seen.signals, t)
+            ops = self.rule.gradient(network, trace, new, window)
+            return (seen.world, new), Gradients(ops, seen.direct), (seen.loss, seen.aux), ()
+
+        auto, (world, trace, t) = self.graph.policy.at_once, self.start
+        if isinstance(self.rule, Stepwise):
+            traced = TracedStep(moving_step, self.weights, (world, trace), (at, t), auto=auto)
+        else:
+            traced = TracedStep(step, self.weights, world, at, auto=auto)
+        self._traced[key] = traced
+        return traced
 
     def step_bytes(self, keep: bool) -> int:
         """Bytes that a window stores of each step."""
-        if self.exact or isinstance(self.rule, Stepwise):
+        if self.options.exact or isinstance(self.rule, Stepwise):
             return 0
-        return step_bytes(self.graph, keep) + self.traced.row_bytes
+        return step_bytes(self.graph, keep) + self.traced(self.sequence).row_bytes
 
-    def opened(self, weights, start: Moment) -> Moment:
-        """The moment, the pending steps of its trace written out."""
-        graph = self.observer.network(weights).graph
+    def opened(self) -> Moment:
+        """The first moment, the pending steps of its trace written out."""
+        graph, start = self.observer.network(self.weights).graph, self.start
         return start._replace(trace=self.rule.written(graph, start.trace, start.t))
 
     def closed(self, end: Moment) -> Moment:
         """The inverse of :meth:`opened`."""
         return end._replace(trace=self.rule.carried(self.graph, end.trace, end.t))
 
+    def ended(self, end: Moment) -> Moment:
+        """The last moment, its trace with the count of all steps as at the start."""
+        count = self.made
+        if count is not None:
+            count += jnp.minimum(self.steps, jnp.iinfo(count.dtype).max - count).astype(count.dtype)
+        return end._replace(trace=counting(end.trace, count))
+
     def window(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
         pending, the trace is as it was.
         """
-        if self.exact:
+        if self.options.exact:
             return self._exact(weights, now, pending, part, keep)
-        length = len(part.mask)
+        length, traced = len(part.mask), self.traced(part)
         ts, t = counts_along(now.t, part.flags, length)
         if isinstance(self.rule, Stepwise):
             state, at = (now.world, now.trace), (part, ts)
-            (world, trace), gradients, shown, _ = self.traced.loop(
+            (world, trace), gradients, shown, _ = traced.loop(
                 weights, state, at, length, part.counts
             )
             return Moment(world, trace, t), None, gradients, shown
-        world, (direct, sums), (x, losses, aux), steps = self.traced.loop(
+        world, (direct, sums), (x, losses, aux), steps = traced.loop(
             weights, now.world, part, length, part.counts
         )
         window = Window(x, steps, ts, part.flags, sums)
@@ -532,13 +560,14 @@ class Run:
         carried = (now.trace, ts) if inside else None
         seen = self.observer.observe_together(weights, now.world, part, keep, carried)
         network, (x, d, df) = self.observer.network(weights), seen.factors
-        ops = same_step(network.graph, x, seen.dy, network.weights)
+        dy, lam, _ = seen.signals
+        ops = same_step(network.graph, x, dy, network.weights)
         if isinstance(self.rule, Stepwise):
             if keep:
-                ops = add_gradients(ops, self.rule.history(network, now.trace, seen.lam, ts[0]))
+                ops = add_gradients(ops, self.rule.history(network, now.trace, lam, ts[0]))
         elif keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
-            before = now.trace, pending, seen.lam, ts[0], reset
+            before = now.trace, pending, lam, ts[0], reset
             ops = self.rule.with_history(network, ops, *before)
             # a window opens to the factors of each step, and to no signals
             groups = self.graph.hidden_groups
@@ -547,17 +576,7 @@ class Run:
             window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
-        return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
-
-    def healing(self) -> Run:
-        """The windows of a course with flags and masks for each lane."""
-
-        def masked(sequence: Sequence) -> Sequence:
-            flags = jnp.zeros((self.course.length, *self.course.start.t.shape), bool)
-            return self.observer.masked(sequence, flags)._replace(flags=flags)
-
-        sequence = jax.eval_shape(masked, self.course.sequence)
-        return Run(self.course._replace(sequence=sequence), self.weights, self.exact)
+        return end, pending, Gradients(ops, seen.direct), (seen.loss, seen.aux)
 
     def healed(self, weights, now: Moment, part: Sequence, again: jax.Array):
         """``(part, bad, losses)``: where ``bad``, a lane is masked, and starts anew before the step
@@ -591,14 +610,13 @@ class Run:
         return now._replace(trace=trace)
 
 
-def run_windows(course: Course, weights, options: GradientOptions) -> Result:
+def run_windows(run: Run) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
-    course = course.counted()
-    course = course._replace(sequence=course.sequence.penalised(options.reduction))
-    run, start, length = Run(course, weights, options.exact), course.start, course.length
-    size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(options.keep))
+    options, weights, start, length = run.options, run.weights, run.start, run.length
+    sequence, keep_trace = run.sequence.penalised(options.reduction), options.keep_trace
+    size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(keep_trace))
     # of one window the trace is read as it is carried
-    dropped = not options.keep and (size >= length or options.exact)
+    dropped = not keep_trace and (size >= length or options.exact)
 
     def window(state, part: Sequence, keep: bool = not dropped):
         now, total = state
@@ -607,45 +625,41 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    first = start if dropped else run.opened(weights, start)
-    walk = Walk(course.sequence, (first, course.observer.zeros(weights)), course.show)
+    first = start if dropped else run.opened()
+    walk = Walk(sequence, (first, run.observer.zeros(weights)), run.show)
     whole, rest = divmod(length, size)
     # The last of few windows stands apart where its trace is dropped: then it is not written. Of
     # many it is one more turn of their loop, which writes in vain but halves the program.
-    alike = rest or options.keep or whole >= MANY
+    alike = rest or keep_trace or whole >= MANY
     walk.blocks(window, whole if alike else whole - 1, size)
-    walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
+    walk.blocks(partial(window, keep=keep_trace), 1, length - walk.done)
     now, total = walk.state
-    end = course.ended(now if dropped else run.closed(now), length)
-    grads = course.observer.total(weights, total)
-    grads = scaled(grads, course.sequence.mask, options.reduction)
-    return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
+    end = run.ended(now if dropped else run.closed(now))
+    grads = scaled(run.observer.total(weights, total), sequence.mask, options.reduction)
+    return Result(grads, end if keep_trace else end._replace(t=0 * end.t), *walk.results)
 
 
 GUARDED = 512  # blocks that are run before one asks whether all is finite
 
 
-def blocks_of(length: int, options: UpdateOptions) -> list[tuple[int, int, int]]:
-    """The blocks of :func:`run_updates`, kind after kind: how many there are, the steps of each,
-    and the steps of an update in it. Where lanes may be left out, several count as one.
+def blocks_of(length: int, options: CallOptions) -> list[tuple[int, int, int]]:
+    """The blocks of a run, kind after kind: how many there are, the steps of each, and the steps
+    of an update in it. Where lanes may be left out, several count as one; a gradient is one.
     """
-    every, size = options.every, options.every * options.delay
+    if options.optimizer is None:
+        return [(1, length, length)]
+    every, size = options.update_every, options.update_every * options.delay
     whole, rest = divmod(length, size)
     left = rest % every
     kinds = [(whole, size, every)]
-    if options.skip and whole:
+    if options.skips and whole:
         most = even(whole, GUARDED)
         groups, last = divmod(whole, most)
         kinds = [(groups, most * size, every), (int(last > 0), last * size, every)]
     return [*kinds, (int(rest >= every), rest - left, every), (int(left > 0), left, left)]
 
 
-def number_of_blocks(length: int, options: UpdateOptions) -> int:
-    """The number of blocks that :func:`run_updates` walks."""
-    return sum(number for number, _, _ in blocks_of(length, options))
-
-
-def steps_of(length: int, options: UpdateOptions, blocks) -> Any:
+def steps_of(length: int, options: CallOptions, blocks) -> Any:
     """The number of steps in the first blocks of :func:`run_updates`."""
     steps: Any = 0
     for number, size, _ in blocks_of(length, options):
@@ -654,37 +668,27 @@ def steps_of(length: int, options: UpdateOptions, blocks) -> Any:
     return steps
 
 
-def run_updates(
-    course: Course, learnt: tuple[Any, Any], options: UpdateOptions, turn: Turn | None = None
-) -> Result:
-    """Train on a sequence: an update each ``every`` steps, and one after the steps that are left.
+def run_updates(run: Run, opt_state, shown=None) -> Result:
+    """Train on a sequence: an update after each ``update_every`` steps, and one after the steps
+    that are left. ``learnt`` are the weights and the state of the optimiser.
 
-    ``learnt`` are the weights and the state of the optimiser. Between two writes of the trace the
-    steps stay pending. A ``turn`` takes some of the blocks alone, from the moment before them.
+    Between two writes of the trace the steps stay pending. ``shown``: what all steps have shown so
+    far, where blocks are walked alone.
     """
-    length: int = course.length
-    begin: Any = 0
-    steps: Any = length
-    if turn is not None:
-        begin, stop = (steps_of(length, options, at) for at in (turn.start, turn.stop))
-        steps = stop - begin
-    course = course.counted(begin)
-    observer, run = course.observer, Run(course, learnt[0], options.exact)
-    healing = run.healing() if options.skip else run
-    hidden = options.skip and hides(options.optimizer, learnt[0])
+    options, observer = run.options, run.observer
+    hidden = options.skips and hides(options.optimizer, run.weights)
 
     def block(state, part: Sequence, size: int, heal: bool = False):
         """Updates after each ``size`` steps, then one write of the trace. ``heal``: lanes that are
         not finite are left out.
         """
         (learnt, now, *skipped), pending, pieces = state, None, []
-        walked = healing if heal else run
         again = jnp.zeros(now.t.shape, bool) if heal else None
         for i in range(0, len(part.mask), size):
             steps, before = part.part(i, i + size).penalised(options.reduction), learnt[0]
             if again is not None:
                 steps, bad, losses = run.healed(before, now, steps, again)
-            now, pending, gradients, shown = walked.window(before, now, pending, steps, True)
+            now, pending, gradients, shown = run.window(before, now, pending, steps, True)
             grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
             if heal:  # a gradient too
                 known, shown = all_finite(grads), (losses, shown[1])
@@ -711,7 +715,7 @@ def run_updates(
 
     def guarded(state, part: Sequence, size: int):
         """Blocks as they are, and once more with ``heal`` where a number is not finite then."""
-        number = max(len(part.mask) // (options.every * options.delay), 1)
+        number = max(len(part.mask) // (options.update_every * options.delay), 1)
         # the sequence is cut by place, so the loop carries a number and no copy of it
         steps, (*start, at) = len(part.mask) // number, state
 
@@ -719,7 +723,7 @@ def run_updates(
             def one(state, k):
                 # cut out of the whole sequence: `part` would be a copy
                 cut = partial(jax.lax.dynamic_slice_in_dim, start_index=at + k * steps)
-                here = jax.tree.map(lambda a: cut(a, slice_size=steps), course.sequence)
+                here = jax.tree.map(lambda a: cut(a, slice_size=steps), run.sequence)
                 return block(state, here, size, heal)
 
             first = tuple(start) if heal else (*start, jnp.array(True))
@@ -739,15 +743,50 @@ def run_updates(
         mended = lambda _: (jnp.array(True), walked(True)[0])
         return jax.lax.while_loop(lambda at: ~at[0], mended, (sound, found))[1]
 
-    start: list = [learnt, run.opened(learnt[0], course.start)]
-    if options.skip:
-        start += [jnp.zeros(course.start.t.shape, jnp.int32), jnp.int32(begin)]
-    walk = Walk(course.sequence, tuple(start), course.show, turn)
-    for number, size, every in blocks_of(length, options):
-        walk.blocks(partial(guarded if options.skip else block, size=every), number, size)
-    learnt, end, *skipped = walk.state
-    end, (losses, aux) = course.ended(run.closed(end), steps), walk.results
-    return Result(learnt, end, losses, aux, skipped=skipped[0] if skipped else None)
+    start: list = [(run.weights, opt_state), run.opened()]
+    if options.skips:
+        start += [jnp.zeros(run.start.t.shape, jnp.int32), jnp.int32(run.begin)]
+    walk = Walk(run.sequence, tuple(start), run.show, run.bounds, shown)
+    for number, size, every in blocks_of(run.length, options):
+        walk.blocks(partial(guarded if options.skips else block, size=every), number, size)
+    learnt, now, *skipped = walk.state
+    end = run.ended(run.closed(now))
+    return Result(learnt, end, *walk.results, skipped[0] if skipped else None)
+
+
+class RunInTurns:
+    """The blocks of a run in :class:`Turns`; ``shapes`` are those of what a step shows."""
+
+    def __init__(self, length: int, options: CallOptions, shapes):
+        self.length, self.options, self.shapes = length, options, shapes
+        self.turns = Turns(sum(number for number, _, _ in blocks_of(length, options)))
+
+    def steps(self, blocks: int) -> int:
+        """The number of steps in the first blocks."""
+        if blocks == self.turns.number:
+            return self.length
+        return int(steps_of(self.length, self.options, blocks))
+
+    def run(
+        self, program: Callable, first: Result, mask, progress: Progress | None, write: Callable
+    ) -> Result:
+        """How far ``program(result, bounds) -> result`` comes from the ``first`` place on, in steps
+        with such a mask.
+        """
+        mask = np.ones(self.length) if mask is None else mask
+
+        def show(now: Result, done: int) -> None:
+            progress.between((now.losses, now.aux), self.steps(done), mask)  # type: ignore
+
+        losses, aux = buffers(self.shapes, self.length)
+        place, done, error = self.turns.run(
+            lambda now, start, stop: program(now, bounds(start, stop)),
+            first._replace(losses=losses, aux=aux),
+            write,
+            show if progress else None,
+        )
+        losses, aux = cut((place.losses, place.aux), self.steps(done))
+        return place._replace(losses=losses, aux=aux, stopped=error)
 
 
 def hides(optimizer, weights) -> bool:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,20 +25,42 @@ LINES = 100  # at most
 LINE_SECONDS = 0.2  # between two lines: one takes half a millisecond, which stays below 1 %
 
 
-class _Line:
-    """One line on stderr: drawn over on a terminal, one below the other elsewhere.
+def check_progress(progress, observes: bool = False) -> None:
+    """Refuse what is no bool and no function of a step and its losses, beside what is observed."""
+    if isinstance(progress, bool):
+        return
+    number, names = (3, 'step, losses, observed') if observes else (2, 'step, losses')
+    problem = does_not_fit(progress, number) if callable(progress) else repr(progress)
+    if problem:
+        raise OptionError(f'progress is {problem}; give True, False or a function `({names})`.')
 
-    A call returns the step at which the next line is due.
+
+class Progress:
+    """Progress over ``length`` steps: a line on stderr, drawn over on a terminal, one below the
+    other elsewhere; or calls of a function ``progress(step, losses, *observed)``. ``every``: the
+    steps of an observed row.
     """
 
-    def __init__(self, length: int):
-        self.length, self.start = length, 0.0
+    def __init__(self, length: int, progress: bool | Callable = True, every: int | None = None):
+        self.length, self.every, self.start = length, every, 0.0
+        self.function = progress if callable(progress) else None
+        self.last = self.due = 0
 
-    def __call__(self, done, loss) -> np.int32:
+    def tell(self, done, losses=None, mask=None, observed=None) -> np.int32:
+        """A call, or a line, after so many steps; the last ones have shown this. Returns the step
+        at which the next line is due; without losses time begins.
+        """
         now, done = time.perf_counter(), int(done)
-        if not done:
+        if losses is None:
             self.start = now
             return np.int32(0)
+        if self.function is not None:
+            rows = jax.tree.map(lambda a: np.asarray(a)[:: self.every], observed)
+            self.function(done, np.asarray(losses), *([rows] if self.every else []))
+            return np.int32(0)
+        # the weighed mean of the losses; where none counts, the plain one
+        mask = np.where(np.any(mask), mask, 1)
+        loss = np.where(mask == 0, 0, mask * np.asarray(losses)).sum() / mask.sum()
         # time left by the mean rate since the start
         rate = done / max(now - self.start, 1e-9)
         left = (self.length - done) / rate
@@ -52,40 +73,28 @@ class _Line:
         sys.stderr.flush()
         return np.int32(min(done + rate * LINE_SECONDS, self.length))
 
-
-def check_progress(progress, observes: bool = False) -> None:
-    """Refuse what is no bool and no function of a step and its losses, beside what is observed."""
-    if isinstance(progress, bool):
-        return
-    number, names = (3, 'step, losses, observed') if observes else (2, 'step, losses')
-    problem = does_not_fit(progress, number) if callable(progress) else repr(progress)
-    if problem:
-        raise OptionError(f'progress is {problem}; give True, False or a function `({names})`.')
-
-
-class Lines:
-    """Progress between the turns of a loop over steps with such a mask: lines, or calls of a
-    function ``progress(step, losses, *observed)``; ``every``: the steps of an observed row.
-    """
-
-    def __init__(self, length: int, mask, progress=True, every: int | None = None):
-        self.length, self.line = length, _Line(length)
-        self.progress, self.every = progress, every
-        self.mask = np.ones(length) if mask is None else np.asarray(mask)
-        self.last = self.due = 0
-
-    def __call__(self, shown: tuple, done: int) -> None:
-        """A line, where one is due after so many steps, or a call for each new one."""
-        new, called = slice(self.last, done), callable(self.progress)
-        if done < min(self.due, self.length) or (called and not done):
+    def between(self, shown: tuple, done: int, mask) -> None:
+        """Tell between the turns of a loop what its first steps have shown, as far as it is new: a
+        line where one is due, or a call.
+        """
+        if self.function is None and done < min(self.due, self.length):
             return
-        self.last, losses = done, np.asarray(shown[0])[new]
-        if called:
-            rows = jax.tree.map(lambda a: np.asarray(a)[new][:: self.every], shown[1])
-            self.progress(done, losses, *([rows] if self.every else []))
-        else:
-            loss = shown_loss(losses, self.mask[new], np) if done else 0.0
-            self.due = max(int(self.line(done, loss)), done + self.length // LINES)
+        new, self.last = slice(self.last, done), done
+        part: tuple = (shown[0], mask, shown[1] if self.every else None) if done else ()
+        part = jax.tree.map(lambda a: np.asarray(a)[new], part)
+        self.due = max(int(self.tell(done, *part)), done + self.length // LINES)
+
+    def inside(self, due: jax.Array, done: jax.Array, shown, mask) -> jax.Array:
+        """Tell from inside of a compiled loop what some steps have shown: a line when ``done``
+        reaches ``due``, or each time to a function; call it once with 0 and None before the loop.
+        """
+        args = (done,) if shown is None else (done, shown[0], mask)
+        if self.every is not None and shown is not None:
+            args = *args, shown[1]
+        tell = lambda: io_callback(self.tell, jax.ShapeDtypeStruct((), jnp.int32), *args)  # noqa: E731
+        if self.function is not None:
+            return due if shown is None else tell()
+        return jax.lax.cond((done >= due) | (done == self.length), tell, lambda: due)
 
 
 class Told:
@@ -105,56 +114,8 @@ class Told:
             self.error = error
 
 
-def shown_loss(losses, mask, of=jnp):
-    """The weighed mean of some losses; where none counts, the plain one."""
-    mask = of.where(mask.any(), mask, 1)
-    return of.where(mask == 0, 0, mask * losses).sum() / mask.sum()
-
-
-def show_progress(length: int, progress: bool | Callable = True, every: int | None = None):
-    """``(due, done, shown, mask) -> due``: report what some steps have shown from inside a compiled
-    loop, a line when ``done`` reaches ``due``, or each time to a function; call it once with 0 and
-    None before the loop.
-    """
-    line, number = _Line(length), jax.ShapeDtypeStruct((), jnp.int32)
-
-    def call(done, losses, *observed):
-        progress(int(done), np.asarray(losses), *jax.tree.map(np.asarray, observed))
-        return np.int32(0)
-
-    def show(due: jax.Array, done: jax.Array, shown, mask) -> jax.Array:
-        if callable(progress) and shown is None:
-            return due
-        if callable(progress):
-            rows = [] if every is None else [jax.tree.map(lambda a: a[::every], shown[1])]
-            return io_callback(call, number, done, shown[0], *rows)
-        loss = jnp.zeros(()) if shown is None else shown_loss(shown[0], mask)
-        report = lambda: io_callback(line, number, done, loss)  # noqa: E731
-        return jax.lax.cond((done >= due) | (done == length), report, lambda: due)
-
-    return show
-
-
 SECONDS = 0.5  # of a turn
 GROWTH = 16  # of the next turn at most: the first ones are too short to be measured well
-
-
-class Turn(NamedTuple):
-    """The blocks from ``start`` to ``stop`` of a loop, and what all its steps have ``shown`` so
-    far.
-    """
-
-    start: jax.Array
-    stop: jax.Array
-    shown: Any
-
-
-class Stop(NamedTuple):
-    """Where a loop came to its end: after ``done`` blocks, all of them if there is no ``error``."""
-
-    carry: Any
-    done: int
-    error: BaseException | None
 
 
 class Turns:
@@ -166,9 +127,11 @@ class Turns:
     def __init__(self, number: int):
         self.number, self.size = number, 0
 
-    def run(self, program: Callable, carry, write: Callable, show: Callable | None = None) -> Stop:
+    def run(self, program: Callable, carry, write: Callable, show: Callable | None = None) -> tuple:
         """``carry = program(carry, start, stop)`` until all blocks are done or the handler of a
         signal raises; then ``write(carry)``. ``show(carry, done)`` is called after each turn.
+
+        Returns ``(carry, done, error)`` after ``done`` blocks: all of them, if there is no error.
         """
         first, error, done = not self.size, None, 0
         if first and self.number > 1:
@@ -177,7 +140,7 @@ class Turns:
             except KeyboardInterrupt as stop:
                 if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(carry)):
                     raise
-                return Stop(carry, 0, stop)
+                return carry, 0, stop
         self.size = max(self.size, 1)
         with nullcontext() if first and self.number == 1 else held() as pending:
             if show is not None:
@@ -199,7 +162,7 @@ class Turns:
                 error = error or (pending and pending())
             write(carry)
             error = error or (pending and pending())
-        return Stop(carry, done, error)
+        return carry, done, error
 
 
 def _allowed(program: Callable, *args):

@@ -209,7 +209,7 @@ class Bootstrapped:
 
         inner = part._replace(slices=slices)
         seen = self.step.observe_together(weights, world, inner, keep, carried, credit)
-        target = {name: jnp.stack(lam, -1) for name, lam in seen.lam.items()}
+        target = {name: jnp.stack(lam, -1) for name, lam in seen.signals.c.items()}
 
         def error(synthetic):
             off = jax.tree.map(jnp.subtract, self._credit(synthetic, self._states(world)), target)
@@ -221,15 +221,24 @@ class Bootstrapped:
         return seen._replace(direct=(seen.direct, jax.grad(error)(synthetic)))
 
     def _states(self, world, flags=None) -> dict[str, jax.Array]:
+        """The hidden states of each group, ``(*shape, S)``."""
         world = world if flags is None else self.step.reset(world, flags)
-        return self.step.states(world)
+        of_state = dict(zip(self.graph.states, self.step.hidden(world), strict=True))
+        groups = self.graph.hidden_groups
+        return {g.name: jnp.stack([of_state[s] for s in g.states], -1) for g in groups}
 
     def _unreset(self, world, flags, tree):
         """A tree like the states, zero in the lanes that are reset."""
-        states = self._states(world)
-        _, kept = jax.jvp(
-            lambda h: self._states(self.step.with_states(world, h), flags), (states,), (tree,)
-        )
+        groups, (carry, *rest) = self.graph.hidden_groups, world
+
+        def reset(states):
+            of_state = {s: states[g.name][..., i] for g in groups for i, s in enumerate(g.states)}
+            hidden = [of_state[s] for s in self.graph.states]
+            return self._states(
+                (self.step.compiled.executor.with_states(carry, hidden), *rest), flags
+            )
+
+        _, kept = jax.jvp(reset, (self._states(world),), (tree,))
         return kept
 
     def _credit(self, synthetic, states) -> dict[str, jax.Array]:

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from .._compiler import HiddenGroup, Relation, path_key, path_name
+from .._compiler import HiddenGroup, Relation, abstract, path_key, path_name
+from .._report import Share
 from ..errors import OptionError, StructureError
 
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
@@ -95,6 +96,31 @@ def _check_mesh(program: Any, of_params: dict, lanes: tuple, mesh) -> None:
                 f'{where} cuts {what} ({size}) along {axis!r} into {parts} parts, which do not '
                 'have one size. Give a multiple, or another mesh.'
             )
+
+
+def share_of(compiled: Any, state, batch_size: int, param_specs, batch_axis, mesh) -> Share:
+    """What a device holds and sends where arrays lie so; ``state``: that of the compiled step, of
+    shapes.
+    """
+    program, lanes = compiled.program, compiled.graph.lanes
+    specs = state_specs(compiled, state, param_specs, batch_axis, mesh, batch_size)
+    laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
+
+    def sized(path, x):
+        axis = laned.get(path_name(path_key(path)))
+        if axis is None or lanes is None:
+            return x
+        shape = *x.shape[:axis], batch_size, *x.shape[axis + 1 :]
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    shapes = jax.tree_util.tree_map_with_path(sized, state)
+    params = [abstract(program.avals[v]) for v in program.params]
+    of_params = [PartitionSpec(*axes) for axes in param_axes(compiled, param_specs).values()]
+    weights = shard_bytes(of_params, params, mesh)
+    shared = batch_axis is not None and mesh.shape[batch_axis] > 1
+    held = weights + shard_bytes(specs, shapes, mesh)
+    apart = weights < shard_bytes([PartitionSpec()] * len(params), params, mesh)
+    return Share(mesh.size, held, weights if shared else 0, apart)
 
 
 def shard_bytes(specs, shapes, mesh) -> int:

@@ -30,7 +30,6 @@ from .._windows import (
     Observation,
     Penalised,
     Sequence,
-    Together,
     counted,
     first_order,
     signature,
@@ -39,82 +38,6 @@ from .._windows import (
 )
 from ._places import in_automatic_axes
 from ._state import OnlineState, flatten_paths, goes_on, put_back
-
-
-def observe_together(
-    compiled,
-    step: Callable,
-    given,
-    world,
-    part: Sequence,
-    held: list,
-    keep: bool,
-    moving: tuple[Any, jax.Array] | None,
-    credit: Callable | None,
-) -> Together:
-    """Several steps under one pull-back, in which nothing is cut.
-
-    ``step(cell, given, world, at) -> (([weighed loss, penalty], shown), world)`` is a step like
-    that of ``Compiled.observe``, with or without a penalty; the first part of a world is the carry.
-    ``keep``: with the factors of the steps. ``moving``: the trace that moves inside, with the step
-    count before each step. ``credit(world)``: a further loss of the world after them.
-    """
-    executor, zeros = compiled.executor, compiled.executor.zero_probes()
-    trace, ts = moving or (None, None)
-
-    def run(given, hidden, virtual, probes):
-        one = partial(_one_step, compiled, step, given, held, keep)
-
-        def turn(state, at):
-            *state, virtual = state
-            at = *at, virtual
-            # a loss without weight and its derivative need not be numbers
-            if part.counts is None:
-                state, shown = one(state, at)
-            else:
-                without = partial(one, counts=False)
-                state, shown = jax.lax.cond(at[0].counts, one, without, state, at)
-            # a virtual state counts at the border: inside, what it stands for is followed
-            return (*state, jax.tree.map(jnp.zeros_like, virtual)), shown
-
-        start = (executor.with_states(world[0], hidden), *world[1:]), trace, virtual
-        (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
-        total = losses.sum()
-        return total if credit is None else total + credit(end), (end, last, *others)
-
-    probes = {key: jnp.zeros((len(part.mask), *p.shape), p.dtype) for key, p in zeros.y.items()}
-    args = given, executor.old_states(world[0]), zeros.virtual, probes
-    # one pull-back for all steps: of weights past ops, of states before, of every y
-    total, pull, (end, last, (losses, aux), factors) = jax.vjp(run, *args, has_aux=True)
-    direct, *lam, dy = pull(jnp.ones_like(total))
-    of_state = dict(zip(compiled.graph.states, jax.tree.leaves(lam), strict=True))
-    lam = {g.name: tuple(of_state[s] for s in g.states) for g in compiled.graph.hidden_groups}
-    return Together(end, factors, dy, lam, direct, losses, aux, last)
-
-
-def _one_step(compiled, step, given, held, keep, state, at, counts: bool = True):
-    """``(state, (weighed loss, shown, factors))`` after a step; the loss may not count."""
-    (world, trace), (part, probes, t, virtual), calls = state, at, []
-
-    def cell(params, carry, inputs):
-        params = [*params, *held]
-        weights = compiled.executor.op_weights(stopped(params))
-        outputs, carry_after, xs = compiled.executor.forward(
-            params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.done
-        )
-        factors, new, of_step = Factors({}, {}, {}), None, (params, weights, carry, inputs)
-        if keep:
-            factors = compiled.factors(*stopped(of_step), xs, (trace, t))
-        if t is not None:
-            new = compiled.rule.update(compiled.network(*stopped(of_step[:2])), trace, factors, t)
-            factors = Factors({}, {}, {})
-        calls.append((factors._replace(x=xs), new))
-        return outputs, carry_after
-
-    ((loss, *penalty), shown), world = step(cell, given, world, part)
-    ((factors, trace),) = calls
-    loss = sum(penalty, loss if counts else jnp.zeros_like(loss))
-    return [world, trace], (loss, shown, factors)
 
 
 class Seen(NamedTuple):
@@ -448,23 +371,6 @@ class ObservedStep:
         penalties = at.mask if at.penalties is None else at.penalties
         return Penalised(weight, (self.shares[1] * penalties).astype(loss.penalty.dtype))
 
-    def states(self, world) -> dict[str, jax.Array]:
-        """The hidden states of each group, ``(*shape, S)``."""
-        states = self.graph.states
-        of_state = dict(zip(states, self.compiled.executor.old_states(world[0]), strict=True))
-        groups = self.graph.hidden_groups
-        return {g.name: jnp.stack([of_state[s] for s in g.states], -1) for g in groups}
-
-    def with_states(self, world, states: dict[str, jax.Array]):
-        """The world with other hidden states."""
-        of_state = {
-            s: states[g.name][..., i]
-            for g in self.graph.hidden_groups
-            for i, s in enumerate(g.states)
-        }
-        hidden = [of_state[s] for s in self.graph.states]
-        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
-
     def hidden(self, world) -> list[jax.Array]:
         return self.compiled.executor.old_states(world[0])
 
@@ -501,32 +407,73 @@ class ObservedStep:
         return part._replace(slices=(jax.tree.map(read, xs), ys, ~bad))
 
     def observe_together(
-        self,
-        weights,
-        world,
-        part: Sequence,
-        keep: bool,
-        carried,
-        credit: Callable | None = None,
-    ) -> Together:
+        self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
+    ) -> Observation:
+        """As the protocol says; ``credit(world)``: a further loss of the world after the steps."""
+        compiled, executor = self.compiled, self.compiled.executor
         leaves, treedef = jax.tree.flatten(weights)
-        chosen = self._chosen
-
-        def step(cell, given, world, at: Sequence):
-            world = world if at.flags is None else self.reset(world, at.flags)
-            full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
-            (loss, aux), world = self.step(cell, full, world, *at.slices)
-            # each term by its own weight: a penalty counts where the loss may not
-            terms = jax.tree.map(operator.mul, self._weights(loss, at), loss)
-            return (jax.tree.leaves(terms), (task_loss(loss), aux)), world
-
+        chosen, (trace, ts) = self._chosen, carried or (None, None)
         if part.penalties is not None:
             part = part._replace(counts=part.mask != 0)
+
+        def one(given, state, at, virtual, counts: bool = True):
+            """``(state, (weighed loss, shown, factors))`` after a step; the loss may not count."""
+            (world, trace), (now, probes, t), calls = state, at, []
+
+            def cell(params, carry, inputs):
+                params = [*params, *self.held]
+                weights = executor.op_weights(stopped(params))
+                outputs, carry_after, xs = executor.forward(
+                    params, weights, carry, inputs, Probes(probes, {}, virtual), True, now.done
+                )
+                factors, new, of_step = Factors({}, {}, {}), None, (params, weights, carry, inputs)
+                if keep:
+                    factors = compiled.factors(*stopped(of_step), xs, (trace, t))
+                if t is not None:  # the trace moves inside, and nothing asks for factors later
+                    network = compiled.network(*stopped(of_step[:2]))
+                    new = compiled.rule.update(network, trace, factors, t)
+                    factors = Factors({}, {}, {})
+                calls.append((factors._replace(x=xs), new))
+                return outputs, carry_after
+
+            world = world if now.flags is None else self.reset(world, now.flags)
+            full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
+            (loss, aux), world = self.step(cell, full, world, *now.slices)
+            # each term by its own weight: a penalty counts where the loss may not
+            terms = jax.tree.map(operator.mul, self._weights(loss, now), loss)
+            weighed, *penalty = jax.tree.leaves(terms)
+            weighed = sum(penalty, weighed if counts else jnp.zeros_like(weighed))
+            ((factors, trace),) = calls
+            return [world, trace], (weighed, (task_loss(loss), aux), factors)
+
+        def run(given, hidden, virtual, probes):
+            def turn(state, at):
+                *state, virtual = state
+                # a loss without weight and its derivative need not be numbers
+                if part.counts is None:
+                    state, shown = one(given, state, at, virtual)
+                else:
+                    both = partial(one, given), partial(one, given, counts=False)
+                    state, shown = jax.lax.cond(at[0].counts, *both, state, at, virtual)
+                # a virtual state counts at the border: inside, what it stands for is followed
+                return (*state, jax.tree.map(jnp.zeros_like, virtual)), shown
+
+            start = (executor.with_states(world[0], hidden), *world[1:]), trace, virtual
+            (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
+            total = losses.sum()
+            return total if credit is None else total + credit(end), (end, last, *others)
+
+        zeros, of_steps = executor.zero_probes(), (len(part.mask),)
+        probes = {key: jnp.zeros(of_steps + p.shape, p.dtype) for key, p in zeros.y.items()}
         given = [leaves[i] for i in chosen]
-        window = given, world, part, self.held, keep, carried, credit
-        seen = observe_together(self.compiled, step, *window)
-        direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
-        return seen._replace(direct=direct)
+        args = given, executor.old_states(world[0]), zeros.virtual, probes
+        # one pull-back for all steps: of weights past ops, of states before, of every y
+        total, pull, (end, last, (losses, aux), factors) = jax.vjp(run, *args, has_aux=True)
+        direct, *lam, dy = pull(jnp.ones_like(total))
+        of_state = dict(zip(self.graph.states, jax.tree.leaves(lam), strict=True))
+        lam = {g.name: tuple(of_state[s] for s in g.states) for g in self.graph.hidden_groups}
+        direct = {self.places[i]: g for i, g in zip(chosen, direct, strict=True)}
+        return Observation(end, factors, Signals(dy, lam, {}), direct, losses, aux, last)
 
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""

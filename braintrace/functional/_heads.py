@@ -48,7 +48,13 @@ def of_samples(
             'per_sample=True needs a batch, and this one is empty or the step has no batch axis '
             'that its ops share. For cells without one, `jax.vmap` the call over states and inputs.'
         )
-    target_axes = _target_axes(lanes, targets)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(targets):
+        if not hasattr(leaf, 'shape') or leaf.shape[:1] != (lanes,):
+            found = describe_aval(leaf) if hasattr(leaf, 'shape') else repr(leaf)
+            raise StructureError(
+                f'per_sample=True: {path_name(("targets", *path_key(path)))} is {found}; give an '
+                f'array whose axis 0 is the batch of {lanes}.'
+            )
     if lanes == 1:
         grads, values, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
         values, grads = jax.tree.map(lambda x: x[None], (values, grads))
@@ -60,7 +66,7 @@ def of_samples(
     state_axes = _state_axes(whole, state)
     # Whether axis 0 of an input really is the batch is seen when both steps are compared.
     input_axes = [0 if x.shape[:1] == (lanes,) else None for x in jax.tree.leaves(inputs)]
-    axes = [*state_axes, *input_axes, *target_axes]
+    axes = [*state_axes, *input_axes, *[0] * len(jax.tree.leaves(targets))]
     leaves, treedef = jax.tree.flatten((state, inputs, targets))
     first = [
         x if a is None else jax.lax.slice_in_dim(x, 0, 1, axis=a) for x, a in zip(leaves, axes)
@@ -199,17 +205,6 @@ def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
                 )
             axes.append(axis)
     return [*axes, 0]  # and that of t
-
-
-def _target_axes(lanes: int, targets) -> list[int | None]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(targets):
-        if not hasattr(leaf, 'shape') or leaf.shape[:1] != (lanes,):
-            found = describe_aval(leaf) if hasattr(leaf, 'shape') else repr(leaf)
-            raise StructureError(
-                f'per_sample=True: {path_name(("targets", *path_key(path)))} is {found}; give an '
-                f'array whose axis 0 is the batch of {lanes}.'
-            )
-    return [0] * len(jax.tree.leaves(targets))
 
 
 def _output_axes(whole: Compiled, single: Compiled) -> list[int]:

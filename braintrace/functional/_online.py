@@ -21,29 +21,21 @@ from .._compiler import (
     analyse,
     check_arrays,
     check_learnable,
-    path_key,
     path_name,
 )
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
-from .._report import Report, Share, make_report
+from .._report import Report, make_report
 from .._rules import DRTRL, Rule
 from .._saving import fingerprint
 from .._signatures import check_needs_no_inputs, does_not_fit, public
 from .._warnings import tell
 from .._windows import (
-    NOT_FINITE,
-    REDUCTIONS,
-    Around,
+    CallOptions,
     Gradient,
-    GradientOptions,
     Optimizer,
     check_choice,
-    check_inside,
     check_optimizer,
-    check_progress,
-    check_updates,
-    check_window,
     signature,
     task_loss,
     total_loss,
@@ -52,7 +44,7 @@ from .._windows import (
 from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra._synthetic import around
 from ..extra.observed import decoded, observed_step
-from ..extra.sharding import param_axes, shard_bytes, state_specs
+from ..extra.sharding import share_of, state_specs
 from ._compiled import Compiled, pull_back
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._heads import of_batch, of_samples
@@ -166,33 +158,29 @@ class OnlineLearner:
             check_arrays(tree, what)
         of_shapes = signature((params, carry, inputs))
         key = of_shapes, surrounding_mesh()
-        if key not in self._kept:
-            if not new and all(shapes != of_shapes for shapes, _ in self._kept):
-                refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
-            # compiling computes with constants of the host
-            with jax.transfer_guard('allow'), without_explicit_axes():
-                self._kept[key] = self._compile(*untyped((params, carry, inputs)))
+        if key in self._kept:
+            return self._kept[key]
+        if not new and all(shapes != of_shapes for shapes, _ in self._kept):
+            refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
+        # compiling computes with constants of the host
+        with jax.transfer_guard('allow'), without_explicit_axes():
+            graph = analyse(
+                self.cell,
+                *untyped((params, carry, inputs)),
+                trainable=self.trainable,
+                hidden=self.hidden,
+                policy=self.policy,
+            )
+            if self.rule is not None:
+                check_learnable(graph)
+                graph = self.rule.scoped(graph)
+                self.rule.check(graph)
+                tell_size(graph, self.rule)
+            if self.policy.strict:
+                check_strict(graph)
+            tell_findings(graph, self._warned)
+            self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
-
-    def _compile(self, params, carry, inputs: tuple) -> Compiled:
-        graph = analyse(
-            self.cell,
-            params,
-            carry,
-            inputs,
-            trainable=self.trainable,
-            hidden=self.hidden,
-            policy=self.policy,
-        )
-        if self.rule is not None:
-            check_learnable(graph)
-            graph = self.rule.scoped(graph)
-            self.rule.check(graph)
-            tell_size(graph, self.rule)
-        if self.policy.strict:
-            check_strict(graph)
-        tell_findings(graph, self._warned)
-        return Compiled(graph, self.rule)
 
     @property
     def first(self) -> Compiled:
@@ -480,14 +468,17 @@ class OnlineLearner:
         >>> state.t.tolist()
         [0]
         """
-        self._check_sequence(reduction, progress)
-        check_window(window, memory_budget)
-        check_choice('keep_trace', keep_trace, (True, False))
-        exact = check_inside(inside, window)
-        observer = around(synthesizer)
-        observer.check(exact, self.rule)
-        options = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
-        return self._along(loss_fn, progress, observer).gradient(options)
+        options = CallOptions.checked(
+            inside,
+            self.rule,
+            reduction=reduction,
+            progress=progress,
+            around=around(synthesizer),
+            window=window,
+            memory_budget=memory_budget,
+            keep_trace=keep_trace,
+        )
+        return SequenceCalls(self, loss_fn, options).gradient()
 
     @public('learner.sequence_update')
     def sequence_update(
@@ -553,28 +544,23 @@ class OnlineLearner:
         >>> bool(found.losses[-1] < found.losses[0])
         True
         """
-        self._check_sequence(reduction, progress, observe is not None)
         check_optimizer(optimizer)
-        check_updates(update_every, write_every)
-        exact = check_inside(inside, update_every)
-        check_choice('not_finite', not_finite, NOT_FINITE)
-        observer = around(synthesizer)
-        observer.check(exact, self.rule, not_finite)
+        options = CallOptions.checked(
+            inside,
+            self.rule,
+            reduction=reduction,
+            progress=progress,
+            around=around(synthesizer),
+            optimizer=optimizer,
+            update_every=update_every,
+            write_every=write_every,
+            not_finite=not_finite,
+            observe=observe,
+        )
         problem = does_not_fit(observe, 2) if callable(observe) else repr(observe)
         if observe is not None and problem:
             raise OptionError(f'observe is {problem}; give a function `(grads, state) -> tree`.')
-        calls = self._along(loss_fn, progress, observer)
-        calls = replace(calls, not_finite=not_finite, observe=observe)
-        return calls.update(optimizer, update_every, write_every, reduction, exact)
-
-    def _along(self, loss_fn: Callable, progress: bool | Callable, around: Around) -> SequenceCalls:
-        loss = checked_loss(self, loss_fn)
-        return SequenceCalls(self.matching, self.hidden, loss, progress, around)
-
-    @staticmethod
-    def _check_sequence(reduction, progress, observes: bool = False) -> None:
-        check_progress(progress, observes)
-        check_choice('reduction', reduction, REDUCTIONS)
+        return SequenceCalls(self, loss_fn, options).update()
 
     # descriptions ---------------------------------------------------------------------------------
 
@@ -596,30 +582,11 @@ class OnlineLearner:
         ``report(batch_size)``: at another batch size.
         """
         self._tell_others('report')
-        return make_report(self.first.graph, self.rule, self._share)
 
-    def _share(self, batch_size: int, param_specs, batch_axis, mesh) -> Share:
-        """What a device holds and sends where arrays lie so (see :class:`Share`)."""
-        program, lanes = self.first.program, self.first.graph.lanes
-        state = self._abstract_state()
-        specs = state_specs(self.first, state, param_specs, batch_axis, mesh, batch_size)
-        laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
+        def share(batch_size: int, *where):
+            return share_of(self.first, self._abstract_state(), batch_size, *where)
 
-        def sized(path, x):
-            axis = laned.get(path_name(path_key(path)))
-            if axis is None or lanes is None:
-                return x
-            shape = *x.shape[:axis], batch_size, *x.shape[axis + 1 :]
-            return jax.ShapeDtypeStruct(shape, x.dtype)
-
-        shapes = jax.tree_util.tree_map_with_path(sized, state)
-        params = [abstract(program.avals[v]) for v in program.params]
-        of_params = [P(*axes) for axes in param_axes(self.first, param_specs).values()]
-        weights = shard_bytes(of_params, params, mesh)
-        shared = batch_axis is not None and mesh.shape[batch_axis] > 1
-        held = weights + shard_bytes(specs, shapes, mesh)
-        apart = weights < shard_bytes([P()] * len(params), params, mesh)
-        return Share(mesh.size, held, weights if shared else 0, apart)
+        return make_report(self.first.graph, self.rule, share)
 
     def fingerprint(self) -> dict:
         """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of

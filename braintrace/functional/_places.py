@@ -53,29 +53,28 @@ def types_of(tree):
 def in_automatic_axes(run: Callable, types: Callable) -> Callable:
     """``run(*args)``, whose results ``types(*args)`` says the specs of, under explicit axes."""
 
+    one = jax.sharding.SingleDeviceSharding
+
     @functools.wraps(run)
     def call(*args):
-        if not is_explicit():
-            _refuse_explicit(args)
-            return run(*args)
-        return jax.sharding.auto_axes(run, out_sharding=types(*args))(*args)
+        if is_explicit():
+            return jax.sharding.auto_axes(run, out_sharding=types(*args))(*args)
+        # arrays whose types name a mesh are refused outside of it: there JAX types no result
+        for a in jax.tree.leaves(args):
+            if not isinstance(a, jax.Array):
+                continue
+            if not isinstance(a, _jax.Tracer) and isinstance(a.sharding, one):
+                continue
+            mesh = jax.typeof(a).sharding.mesh
+            if mesh.explicit_axes:
+                raise StructureError(
+                    f'an argument lies on a mesh {dict(mesh.shape)} with explicit axes, and the '
+                    'call runs outside of it. Run it inside of `with jax.set_mesh(mesh):`, or make '
+                    'the mesh with `axis_types=(jax.sharding.AxisType.Auto,) * len(names)`.'
+                )
+        return run(*args)
 
     return call
-
-
-def _refuse_explicit(args: tuple) -> None:
-    """Refuse arrays whose types name a mesh, outside of it: there JAX types no result for them."""
-    arrays = (a for a in jax.tree.leaves(args) if isinstance(a, jax.Array))
-    one = jax.sharding.SingleDeviceSharding
-    alone = lambda a: not isinstance(a, _jax.Tracer) and isinstance(a.sharding, one)  # noqa: E731
-    meshes = (jax.typeof(a).sharding.mesh for a in arrays if not alone(a))
-    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
-    if mesh is not None:
-        raise StructureError(
-            f'an argument lies on a mesh {dict(mesh.shape)} with explicit axes, and the call runs '
-            'outside of it. Run it inside of `with jax.set_mesh(mesh):`, or make the mesh with '
-            '`axis_types=(jax.sharding.AxisType.Auto,) * len(names)`.'
-        )
 
 
 def _sharding_of(leaf):

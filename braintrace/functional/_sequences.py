@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,39 +16,29 @@ from .._compiler import abstract, is_inexact
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
 from .._windows import (
-    AS_IT_IS,
-    Around,
-    Course,
+    CallOptions,
     Gradient,
-    GradientOptions,
-    Lines,
     Moment,
     Observer,
     Penalised,
+    Progress,
+    Result,
+    Run,
+    RunInTurns,
     Sequence,
     Trained,
-    Turn,
-    Turns,
-    UpdateOptions,
-    bounds,
-    buffers,
     check_flags,
     check_loss,
     check_mask,
     check_opt_state,
     check_updatable,
-    choose_delay,
-    cut,
     first_order,
     length_of,
-    number_of_blocks,
     optimised,
     penalty_of,
     run_updates,
     run_windows,
-    show_progress,
     signature,
-    steps_of,
     strong,
     task_loss,
     total_loss,
@@ -84,26 +73,21 @@ def checked_loss(learner, loss_fn: Callable) -> Callable:
     def loss(outputs, target):
         token = RUNNING.set(learner)
         try:
-            _check_summed_once(loss_fn, outputs, target)
+            # a sum over shards that no type tells: its gradients, summed once more, would be as
+            # many times too large as there are shards
+            axes = summed_twice(lambda *args: total_loss(loss_fn(*args)), outputs, target)
+            if axes:
+                raise StructureError(
+                    f'the loss is a sum over the shards of {axes}, in a `jax.shard_map` with '
+                    'check_vma=False, where the gradient of each shard is that of as many equal '
+                    'losses: summed over shards it would be too large. Return the loss of one '
+                    'shard and sum the gradients, or leave check_vma=True, where types tell it.'
+                )
             return check_loss(loss_fn(outputs, target), 'loss_fn')
         finally:
             RUNNING.reset(token)
 
     return loss
-
-
-def _check_summed_once(loss_fn: Callable, outputs, target) -> None:
-    """Refuse a loss that is summed over shards where no type tells it, since its gradients, summed
-    once more, would be as many times too large as there are shards.
-    """
-    axes = summed_twice(lambda *args: total_loss(loss_fn(*args)), outputs, target)
-    if axes:
-        raise StructureError(
-            f'the loss is a sum over the shards of {axes}, in a `jax.shard_map` with '
-            'check_vma=False, where the gradient of each shard is that of as many equal losses: '
-            'summed over shards it would be too large. Return the loss of one shard and sum the '
-            'gradients, or leave check_vma=True, where types tell it.'
-        )
 
 
 def check_outside_of_loss(learner) -> None:
@@ -117,15 +101,6 @@ def check_outside_of_loss(learner) -> None:
         )
 
 
-class Data(NamedTuple):
-    """The arrays of a call over a sequence, as given."""
-
-    xs: Any
-    ys: Any
-    mask: Any
-    reset: Any
-
-
 def _after(state: OnlineState, end: Moment) -> OnlineState:
     """The state at the end of a run from ``state`` on."""
     (leaves, _), trace, t = end
@@ -133,35 +108,32 @@ def _after(state: OnlineState, end: Moment) -> OnlineState:
     return state.replace(carry=carry, trace=trace, t=t)
 
 
-@dataclass(frozen=True)
 class SequenceCalls:
-    """Calls of a learner over a sequence.
-
-    ``find(params, state, inputs)`` is the compiled step; ``hidden`` says which leaves of the carry
-    a reset puts back; ``loss(outputs, target)`` is the loss of one step; ``around`` stands around
-    the observer.
+    """Calls of a learner over a sequence, for a ``loss(outputs, target)`` of one step. The arrays
+    of a call, ``data``, are ``(xs, ys, mask, reset)`` as given.
     """
 
-    find: Callable[[Any, OnlineState, tuple], Compiled]
-    hidden: Callable
-    loss: Callable
-    progress: bool | Callable
-    around: Around = AS_IT_IS
-    not_finite: str = 'keep'
-    observe: Callable | None = None
+    def __init__(self, learner, loss_fn: Callable, options: CallOptions):
+        self.learner, self.options = learner, options
+        self.loss = checked_loss(learner, loss_fn)
+        self.every = None if options.observe is None else options.update_every  # of observed rows
+        self.kept: dict[tuple, RunInTurns] = {}
+        self.turn = jax.jit(self._turn, donate_argnums=(0, 1))
 
-    def gradient(self, options: GradientOptions) -> Callable:
+    def gradient(self) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
         raised: list[BaseException] = []
+        options, progress = self.options, self.options.progress
 
         def told(*args):
             try:
-                self.progress(*args)
+                progress(*args)
             except BaseException as error:
                 raised.append(error)
                 raise
 
-        calls = replace(self, progress=told) if callable(self.progress) else self
+        if callable(progress):
+            options = options._replace(progress=told)
 
         @public('learner.sequence_grad(loss_fn)')
         def run(params, state, xs, ys, mask=None, reset=None) -> Gradient:
@@ -169,207 +141,169 @@ class SequenceCalls:
             call = program if is_explicit() else on_data
             raised.clear()
             try:
-                found = call(params, state, Data(xs, ys, mask, reset))
+                found = call(params, state, (xs, ys, mask, reset))
                 # what a function of progress raises comes where the losses are waited for
-                found = jax.block_until_ready(found) if callable(self.progress) else found
+                return jax.block_until_ready(found) if callable(progress) else found
             except jax.errors.JaxRuntimeError:
                 if raised:
                     raise raised[0] from None
                 raise
-            grads, state, losses = found
-            return Gradient(grads, losses, None, state)
 
-        @partial(in_automatic_axes, types=lambda *args: (*types_of(args[:-1]), P()))
-        def on_data(params, state, data: Data):
-            params, state, xs = first_order((params, state, data.xs))
-            return in_shards(body, params, state, data._replace(xs=xs))
+        def types(params, state, data) -> Gradient:
+            return Gradient(types_of(params), P(), None, types_of(state))
 
-        def body(axes: Axes, params, state, data: Data):
-            course, of_loss = calls.course(axes, params, state, data)
-            result = run_windows(course, params, options)
+        @partial(in_automatic_axes, types=types)
+        def on_data(params, state, data) -> Gradient:
+            params, state, xs = first_order((params, state, data[0]))
+            return Gradient(*in_shards(body, params, state, (xs, *data[1:])))
+
+        def body(axes: Axes, params, state, data):
+            run, of_loss = self.run_of(axes, options, params, state, data)
+            result = run_windows(run)
             new = _after(state, result.end)
-            return (result.learnt, axes), (new, axes), (result.losses, of_loss)
+            return (result.learnt, axes), (result.losses, of_loss), (None, axes), (new, axes)
 
         program = jax.jit(on_data)
         return run
 
-    def update(
-        self, optimizer, every: int, write_every: int | None, reduction: str, exact: bool
-    ) -> Callable:
+    def update(self) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``."""
-
-        def options_of(graph, rule, state: OnlineState) -> UpdateOptions:
-            delay, observe = choose_delay(write_every, every, graph, rule), None
-            if self.observe is not None:
-                observe = lambda grads, now: self.observe(grads, _after(state, now))  # noqa: E731
-            return UpdateOptions(
-                optimizer, every, delay, reduction, exact, self.not_finite != 'keep', observe
-            )
-
-        in_turns = _UpdatesInTurns(self, options_of)
+        options = self.options
 
         @public('learner.sequence_update(loss_fn, optimizer)')
         def run(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained:
-            return self.trained(*on_data(params, opt_state, state, Data(xs, ys, mask, reset)))
+            return on_data(params, opt_state, state, (xs, ys, mask, reset))
 
-        def types(*args):
-            more = (self.not_finite != 'keep') + (self.observe is not None)
-            return *types_of(args[:-1]), P(), *[P()] * more
+        def types(params, opt_state, state, data) -> Trained:
+            of_params, of_opt_state, of_state = types_of((params, opt_state, state))
+            skipped = P() if options.skips else None
+            observed = None if options.observe is None else P()
+            return Trained(of_params, P(), None, of_state, of_opt_state, skipped, observed)
 
         @partial(in_automatic_axes, types=types)
-        def on_data(params, opt_state, state, data: Data):
+        def on_data(params, opt_state, state, data) -> Trained:
             if _jax.is_outermost():
-                return in_turns((params, opt_state), state, data)
+                return self._in_turns((params, opt_state), state, data)
+            if options.not_finite == 'raise':
+                raise OptionError(
+                    "not_finite is 'raise' inside of a transformation, where nothing can be "
+                    'raised. Call the function as it is, without jax.jit, or give '
+                    "'skip' and look at `skipped`."
+                )
             of_args = varying((params, opt_state, state, data))
-            self.check_surroundings(of_args)
-            learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
-            params, state, xs = first_order((params, state, data.xs))
-            data = data._replace(xs=xs)
-            return in_shards(partial(body, learnt), params, opt_state, state, data)
+            if options.skips and of_args:
+                raise NotSupportedError(
+                    f"not_finite='skip' in a shard_map along {sorted(map(str, of_args))}: shards "
+                    'that skip would leave the others waiting. Put jax.jit around arrays that are '
+                    'sharded.'
+                )
+            of_learnt = _axes_of_updates(options.optimizer, of_args, params, opt_state)
+            params, state, xs = first_order((params, state, data[0]))
+            found = in_shards(partial(body, of_learnt), params, opt_state, state, (xs, *data[1:]))
+            return Trained(*found)
 
-        def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
-            rows = every if self.observe is not None else None
-            course, of_loss = self.course(axes, params, state, data, rows)
-            options = options_of(course.observer.graph, course.observer.rule, state)
-            _check_learnt(optimizer, params, opt_state)
-            result = run_updates(course, (params, opt_state), options)
-            new = _after(state, result.end)
-            pairs = zip(result.learnt, of_learnt, strict=True)
-            more = ((x, axes) for x in self.more(result.skipped, result.aux, every))
-            return *pairs, (new, axes), (result.losses, of_loss), *more
+        def body(of_learnt, axes: Axes, params, opt_state, state, data):
+            run, of_loss = self.run_of(axes, options, params, state, data)
+            _check_learnt(options.optimizer, params, opt_state)
+            result = run_updates(run, opt_state)
+            found = self._trained(result._replace(end=_after(state, result.end)))
+            of_params, of_opt_state = of_learnt
+            return (*zip(found, (of_params, of_loss, axes, axes, of_opt_state, axes, axes)),)
 
         return run
 
-    def trained(self, params, opt_state, state, losses, *more) -> Trained:
-        """An answer, with what :meth:`more` gives."""
-        rest = iter(more)
-        skipped = None if self.not_finite == 'keep' else next(rest)
-        return Trained(params, losses, None, state, opt_state, skipped, next(rest, None))
+    def _trained(self, result: Result) -> Trained:
+        """The answer, of a result that ends with a state and has a row of ``observe`` for each
+        step.
+        """
+        params, opt_state = result.learnt
+        rows = jax.tree.map(lambda rows: rows[:: self.every], result.aux)
+        return Trained(params, result.losses, None, result.end, opt_state, result.skipped, rows)
 
-    def more(self, skipped, shown, every: int) -> list:
-        """What is returned beside the losses; ``shown`` has a row for each step."""
-        found = [] if self.not_finite == 'keep' else [skipped]
-        if self.observe is not None:
-            found.append(jax.tree.map(lambda rows: rows[::every], shown))
-        return found
-
-    def check_surroundings(self, axes: Axes) -> None:
-        """Refuse what can not be done inside of a transformation."""
-        if self.not_finite == 'raise':
-            raise OptionError(
-                "not_finite is 'raise' inside of a transformation, where nothing can be raised. "
-                "Call the function as it is, without jax.jit, or give 'skip' and look at `skipped`."
-            )
-        if self.not_finite == 'skip' and axes:
-            raise NotSupportedError(
-                f"not_finite='skip' in a shard_map along {sorted(map(str, axes))}: shards that "
-                'skip would leave the others waiting. Put jax.jit around arrays that are sharded.'
-            )
-
-    def compiled(self, params, state: OnlineState, data: Data) -> Compiled:
+    def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
-        first = as_inputs(jax.tree.map(lambda a: a[0], data.xs))
-        return self.find(self.around.own(params), state, first)
+        first = as_inputs(jax.tree.map(lambda a: a[0], xs))
+        return self.learner.matching(self.options.around.own(params), state, first)
 
-    def course(
-        self, axes: Axes, params, state: OnlineState, data: Data, every: int | None = None
-    ) -> tuple[Course, Axes]:
-        """The cell and the loss under observation, and the axes of a surrounding
+    def run_of(
+        self, axes: Axes, options: CallOptions, params, state: OnlineState, data, bounds=None
+    ) -> tuple[Run, Axes]:
+        """The cell and the loss under observation along a sequence, and the axes of a surrounding
         ``shard_map`` along which the loss of a step may differ."""
-        length, compiled = length_of(data.xs, data.ys), self.compiled(params, state, data)
-        flags, fresh = _resets(data.reset, state, length)
-        if self.not_finite != 'keep' and data.reset is None:
+        xs, ys, mask, reset = data
+        length, compiled = length_of(xs, ys), self.compiled(params, state, xs)
+        flags, fresh = _resets(reset, state, length)
+        if options.skips and reset is None:
             raise OptionError(
-                f'not_finite is {self.not_finite!r}, but reset= is left out, which has the carry '
-                'from which a lane starts anew: a learner holds no arrays. Give reset=(None, '
-                'carry0), or (flags, carry0).'
+                f'not_finite is {options.not_finite!r}, but reset= is left out, which has the '
+                'carry from which a lane starts anew: a learner holds no arrays. Give '
+                'reset=(None, carry0), or (flags, carry0).'
             )
         # shards may have the loss or the penalty in common: each has its part then
-        example = _example(compiled, data.ys)
+        example = _example(compiled, ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
-        leaves = jax.tree.leaves(self.around.own(params))
-        observed: Observer = compiled.around(
+        leaves = jax.tree.leaves(options.around.own(params))
+        step: Observer = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
             direct=frozenset(compiled.graph.direct),
-            restart=partial(compiled.restarted, fresh, self.hidden),
+            restart=partial(compiled.restarted, fresh, self.learner.hidden),
             held=spread(compiled.held, axes),
             shares=(share(axes, of_loss), share(axes, of_penalty)),
         )
         # under `vmap` each lane would print a line of progress
         mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
         show = None
-        if self.progress and not mapped:
-            show = show_progress(length, self.progress, every)
-        penalised = data.mask is not None and isinstance(
-            jax.eval_shape(self.loss, *example), Penalised
-        )
-        slices = (data.xs, data.ys) if self.not_finite == 'keep' else (data.xs, data.ys, None)
-        sequence = Sequence.of(slices, data.mask, flags, length, penalised)
-        observed, sequence = self.around.observed(observed, sequence)
+        if options.progress and bounds is None and not mapped:
+            show = Progress(length, options.progress, self.every).inside
+        options = options.delayed(compiled.graph, compiled.rule)
+        if (observe := options.observe) is not None:
+            of_state = lambda grads, now: observe(grads, _after(state, now))  # noqa: E731
+            options = options._replace(observe=of_state)
+        penalised = mask is not None and isinstance(jax.eval_shape(self.loss, *example), Penalised)
+        slices = (xs, ys, None) if options.skips else (xs, ys)
+        sequence = Sequence(slices, mask, flags).weighed(length, penalised)
+        observer, sequence = options.around.observed(step, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
-        return Course(observed, start, sequence, show), of_loss
+        return Run(observer, start, sequence, params, options, show, bounds), of_loss
 
-
-class _UpdatesInTurns:
-    """Updates where no transformation surrounds the call: compiled, and in turns."""
-
-    def __init__(self, calls: SequenceCalls, options_of: Callable):
-        self.calls, self.options_of = calls, options_of
-        self.program = jax.jit(self._program, donate_argnums=(1, 2))
-        self.kept: dict[tuple, tuple[Turns, Any]] = {}
-
-    def _program(self, learnt, state: OnlineState, shown, skipped, data: Data, bounds):
-        course, _ = self.calls.course(frozenset(), learnt[0], state, data)
-        options = self.options_of(course.observer.graph, course.observer.rule, state)
-        turn = Turn(bounds[0], bounds[1], shown)
-        result = run_updates(course._replace(show=None), learnt, options, turn)
+    def _turn(self, state: OnlineState, shown, learnt, skipped, data, bounds) -> Result:
+        """Some blocks of updates from a state on; all steps have ``shown`` this so far."""
+        run, _ = self.run_of(frozenset(), self.options, learnt[0], state, data, bounds)
+        result = run_updates(run, learnt[1], shown)
         skipped = jax.tree.map(jnp.add, skipped, result.skipped)
-        return result.learnt, _after(state, result.end), (result.losses, result.aux), skipped
+        return result._replace(end=_after(state, result.end), skipped=skipped)
 
-    def __call__(self, learnt, state: OnlineState, data: Data):
-        length, compiled = length_of(data.xs, data.ys), self.calls.compiled(learnt[0], state, data)
-        options = self.options_of(compiled.graph, compiled.rule, state)
+    def _in_turns(self, learnt, state: OnlineState, data) -> Trained:
+        """Updates where no transformation surrounds the call: compiled, and in turns."""
+        (xs, ys, mask, reset), options = data, self.options
+        length, compiled = length_of(xs, ys), self.compiled(learnt[0], state, xs)
         _check_learnt(options.optimizer, *learnt)
-        flags, _ = _resets(data.reset, state, length)
-        mask = None if data.mask is None else check_mask(data.mask, length)
-        reset = None if data.reset is None else (flags, data.reset[1])
-        data = Data(data.xs, data.ys, mask, reset)
-        key = signature((learnt, state, data))
-        if key not in self.kept:
-            loss = jax.eval_shape(self.calls.loss, *_example(compiled, data.ys))
-            turns = Turns(number_of_blocks(length, options))
-            shown = None
-            if self.calls.observe is not None:
-                shown = jax.eval_shape(self.calls.observe, learnt[0], state)
-            self.kept[key] = turns, (task_loss(loss), shown)
-        turns, shapes = self.kept[key]
-        show = None
-        if self.calls.progress:
-            rows = options.every if self.calls.observe is not None else None
-            lines = Lines(length, mask, self.calls.progress, rows)
-            show = lambda place, done: lines(place[2], steps(done))  # noqa: E731
+        flags, _ = _resets(reset, state, length)
+        mask = None if mask is None else check_mask(mask, length)
+        data = xs, ys, mask, None if reset is None else (flags, reset[1])
+        if (key := signature((learnt, state, data))) not in self.kept:
+            loss, rows = jax.eval_shape(self.loss, *_example(compiled, ys)), None
+            if options.observe is not None:
+                rows = jax.eval_shape(options.observe, learnt[0], state)
+            delayed = options.delayed(compiled.graph, compiled.rule)
+            self.kept[key] = RunInTurns(length, delayed, (task_loss(loss), rows))
 
-        def steps(blocks: int) -> int:
-            return length if blocks == turns.number else int(steps_of(length, options, blocks))
+        def turn(now: Result, bounds) -> Result:
+            return self.turn(now.end, (now.losses, now.aux), now.learnt, now.skipped, data, bounds)
 
-        def blocks(place, start, stop):
-            return self.program(*place, data, bounds(start, stop))
-
-        skipped = None if self.calls.not_finite == 'keep' else jnp.zeros_like(state.t)
-        place = *strong((learnt, jax.tree.map(jnp.copy, state))), buffers(shapes, length), skipped
-        stop = turns.run(blocks, place, lambda place: None, show)
-        (params, opt_state), state, shown, skipped = stop.carry
-        losses, shown = cut(shown, steps(stop.done))
-        more = self.calls.more(skipped, shown, options.every)
-        found = params, opt_state, state, losses, *more
-        error = stop.error
-        if error is None and self.calls.not_finite == 'raise' and skipped.any():
-            error = _not_finite(losses, skipped)
+        told = Progress(length, options.progress, self.every) if options.progress else None
+        skipped = jnp.zeros_like(state.t) if options.skips else None
+        # the program takes the buffers of its state: the caller keeps his own
+        first = Result(*strong((learnt, jax.tree.map(jnp.copy, state))), skipped=skipped)
+        result = self.kept[key].run(turn, first, mask, told, lambda end: None)
+        found, error = self._trained(result), result.stopped
+        if error is None and options.not_finite == 'raise' and found.skipped.any():
+            error = _not_finite(found.losses, found.skipped)
         if error is not None:
-            raise with_so_far(error, self.calls.trained(*found), len(losses), length)
+            raise with_so_far(error, found, len(found.losses), length)
         return found
 
 

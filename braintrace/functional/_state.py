@@ -59,7 +59,16 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
     ``name`` is the path of this hidden leaf.
     """
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
-    _check_fresh(fresh, x, name)
+    # a value that would give the leaf another shape (shapes broadcast from behind) or dtype
+    pairs = zip(fresh.shape[::-1], x.shape[::-1], strict=False)
+    fits = fresh.ndim <= x.ndim and all(a in (1, b) for a, b in pairs)
+    keys = is_key(fresh) or is_key(x)
+    dtype = fresh.dtype if keys else jnp.result_type(fresh, x)
+    if not fits or dtype != x.dtype:
+        raise StructureError(
+            f'hidden leaf {name} is {describe_aval(x)}, and carry0 has {describe_aval(fresh)} for '
+            'it. Give a carry like the one that `init` got.'
+        )
     if flags.ndim and not laned:
         remedy = (
             'If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, '
@@ -78,20 +87,6 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
         )
     inner = (1,) * (x.ndim - axis - 1) if flags.ndim else (1,) * x.ndim
     return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
-
-
-def _check_fresh(fresh, x, name: str) -> None:
-    """Refuse a value that would give a leaf another shape or dtype."""
-    # shapes broadcast from behind
-    pairs = zip(fresh.shape[::-1], x.shape[::-1], strict=False)
-    fits = fresh.ndim <= x.ndim and all(a in (1, b) for a, b in pairs)
-    keys = is_key(fresh) or is_key(x)
-    dtype = fresh.dtype if keys else jnp.result_type(fresh, x)
-    if not fits or dtype != x.dtype:
-        raise StructureError(
-            f'hidden leaf {name} is {describe_aval(x)}, and carry0 has {describe_aval(fresh)} for '
-            'it. Give a carry like the one that `init` got.'
-        )
 
 
 def check_carry0(carry, carry0) -> None:
@@ -115,21 +110,6 @@ def goes_on(hidden: Callable, raw_keys: frozenset) -> Callable:
     made of integers does so too.
     """
     return lambda path, leaf: not hidden(path, leaf) or (hidden is no_key and path in raw_keys)
-
-
-def _as_flags(flags, t) -> jax.Array:
-    """Flags as a bool array, of shape () or like ``t``."""
-    flags = jnp.asarray(flags)
-    if flags.dtype != bool or flags.shape not in ((), t.shape):
-        shapes = ' or '.join(dict.fromkeys(str(list(shape)) for shape in ((), t.shape)))
-        indices = (
-            f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
-        )
-        raise StructureError(
-            f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape '
-            f'{shapes}.{indices}'
-        )
-    return flags
 
 
 def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
@@ -161,7 +141,16 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     >>> reset(state, jnp.array([True, False]), {'h': jnp.zeros((2, 3))}).t.tolist()
     [0, 4]
     """
-    flags, axes = _as_flags(flags, state.t), dict(state.lane_axes)
+    flags, axes, t = jnp.asarray(flags), dict(state.lane_axes), state.t
+    if flags.dtype != bool or flags.shape not in ((), t.shape):
+        shapes = ' or '.join(dict.fromkeys(str(list(shape)) for shape in ((), t.shape)))
+        indices = (
+            f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
+        )
+        raise StructureError(
+            f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape '
+            f'{shapes}.{indices}'
+        )
     check_carry0(state.carry, carry0)
     stays = goes_on(hidden, state.raw_keys)
 
@@ -184,7 +173,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     return state.replace(
         carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),
         trace=counting(jax.tree_util.tree_map_with_path(entry, trace), count),
-        t=jnp.where(flags, 0, state.t),
+        t=jnp.where(flags, 0, t),
     )
 
 

@@ -63,16 +63,16 @@ class Loop:
             self.programs[size, number] = self._compiled(size, at, losses, data), Turns(number)
         program, turns = self.programs[size, number]
         begin = time.perf_counter()
-        stop = turns.run(
+        (at, losses), done, error = turns.run(
             lambda now, start, stop: program(*now, data, first, start, stop),
             (at, losses),
             lambda now: None,
         )
-        at, losses = jax.block_until_ready(stop.carry)
+        at, losses = jax.block_until_ready((at, losses))
         self.seconds += time.perf_counter() - begin
-        if stop.error is not None:
-            told = np.concatenate([*found, np.asarray(losses)[:, : stop.done * size]], 1)
-            raise with_so_far(stop.error, (at.params, told), told.shape[1], self.length)
+        if error is not None:
+            told = np.concatenate([*found, np.asarray(losses)[:, : done * size]], 1)
+            raise with_so_far(error, (at.params, told), told.shape[1], self.length)
         return at, np.asarray(losses)
 
     def _compiled(self, size: int, at: At, losses, data) -> Callable:

@@ -11,8 +11,8 @@ import pytest
 
 import braintrace
 from braintrace import errors
-from braintrace._learner import step_functions
 from braintrace._learner.states import Tree
+from braintrace._windows import CallOptions
 from braintrace.errors import NotCompiledError, OptionError
 from tests.compare import assert_close
 
@@ -209,8 +209,8 @@ def test_sequences_of_nine_lengths_compile_nothing_in_a_second_epoch(compiled_pr
 def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
     xs, ys = data()
     learner, asked = compiled(), []
-    choose = step_functions.choose_delay
-    monkeypatch.setattr(step_functions, 'choose_delay', lambda *a: asked.append(a) or choose(*a))
+    delayed = CallOptions.delayed
+    monkeypatch.setattr(CallOptions, 'delayed', lambda *a: asked.append(a) or delayed(*a))
     optimizer, opt_state, step_fn = optax.sgd(1e-3), None, loss_of(learner)
     for _ in range(3):
         _, _, _, _, opt_state, *_ = learner.etrace_train(

@@ -128,12 +128,12 @@ def test_a_line_is_renewed_a_few_times_a_second_and_at_most_a_hundred_times(
 ):
     clock = [0.0]
     monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
-    line, due, reports = turns._Line(length), 0, 0
-    line(0, 0.0)
+    line, due, reports = turns.Progress(length).tell, 0, 0
+    line(0)
     for done in range(length // 100, length + 1, length // 100):
         clock[0] = done / rate
         if done >= due:
-            due, reports = line(done, 0.5), reports + 1
+            due, reports = line(done, [0.5], [1]), reports + 1
     assert 3 <= reports <= most
     said = f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left'
     assert said in capfd.readouterr().err
