@@ -402,8 +402,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         bound, etrace = self._compiled(), self.etrace.value
         world, initial = bound.states.now(), bound.initial()
         if lanes is not None:
-            carry, compiled = world.read(*CARRY), bound.core.first
-            state = OnlineState(carry, **etrace, laned=compiled.laned, lane_axes=compiled.lane_axes)
+            carry = world.read(*CARRY)
+            state = bound.core.first.state(carry, **etrace)
             new = functional_reset(state, lanes, {**carry, **initial}, bound.core.hidden)
             world.write(new.carry)
             self.etrace.value = {'trace': new.trace, 't': new.t}

@@ -200,7 +200,8 @@ def learn(
         )
     around, optimizer = options.around, options.optimizer
     values = around.with_own({name: state.value for name, state in weights.items()})
-    functions, learnt, opened = (step_fn,), values, None
+    functions: tuple = (step_fn,)
+    learnt, opened = values, None
     if optimizer is not None:
         check_updatable(values)
         functions = step_fn, optimizer
@@ -218,7 +219,7 @@ def learn(
     def make() -> SequenceProgram:
         if opened is not None:
             check_opt_state(optimizer, *opened)
-        step = StepFunction(bound, step_fn, weights, _slices(sequences), options.has_aux)
+        step = StepFunction(bound, step_fn, dict(weights), _slices(sequences), options.has_aux)
         compiled = bound.core.first
         return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length)
 

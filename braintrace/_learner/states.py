@@ -89,7 +89,7 @@ class World:
 
     def read(self, *roles: Role) -> dict[Path, Any]:
         """The values of the states in these roles, by path."""
-        return {path: self._value(path) for path in self.of(*roles)}
+        return {path: self._value(path) for path in self.states if self.roles[path] in roles}
 
     def write(self, values: Mapping[Path, Any]) -> None:
         """Store values in their states."""
@@ -264,6 +264,7 @@ class ModelStates:
     def __init__(self, model: brainstate.nn.Module, inputs: tuple):
         self.model, self.dt = model, brainstate.environ.get('dt', default=None)
         self._tree = Tree(model)
+        self._known: tuple[dict, World] | None = None  # the states that were found last
         found = self.lookup()
         for path, state in found.items():
             if state.value is None:
@@ -290,6 +291,7 @@ class ModelStates:
             of_others = Role.HIDDEN if hidden else Role.CARRIED
             learned = isinstance(state, brainstate.ParamState)
             self.roles[path] = Role.WEIGHT if learned else of_others
+        self.hidden = [path for path, role in self.roles.items() if role is Role.HIDDEN]
         changed = {s for s, written in touched if written}
         if spoiled := [
             path_name(path)
@@ -301,11 +303,6 @@ class ModelStates:
                 'Keep what changes there in a brainstate.ShortTermState, and update parameters '
                 'with the gradient.'
             )
-
-    @property
-    def hidden(self) -> list[Path]:
-        """The paths of the hidden states."""
-        return [path for path, role in self.roles.items() if role is Role.HIDDEN]
 
     def is_hidden(self, key: Path, leaf) -> bool:
         """Whether a leaf of the carry belongs to a hidden state."""
@@ -322,14 +319,18 @@ class ModelStates:
 
     def now(self) -> World:
         """The states as the model holds them now, all its parameters as weights."""
-        found = {**self.lookup(), **self.outside}
-        missing = [path_name(path) for path in self.roles if path not in found]
-        if missing:
-            raise StructureError(
-                f'states {missing} were there when the graph was compiled and are missing now. '
-                'Restore them, or compile the graph again.'
-            )
-        return World({path: found[path] for path in self.roles}, self.roles)
+        keys = self._tree.states()
+        if self._known is None or self._known[0] is not keys:
+            found = {**self.lookup(), **self.outside}
+            missing = [path_name(path) for path in self.roles if path not in found]
+            if missing:
+                raise StructureError(
+                    f'states {missing} were there when the graph was compiled and are missing now. '
+                    'Restore them, or compile the graph again.'
+                )
+            world = World({path: found[path] for path in self.roles}, self.roles)
+            self._known = keys, world
+        return self._known[1]
 
     def values(self) -> tuple[dict, dict]:
         """``(params, carry)``: dicts path -> value."""

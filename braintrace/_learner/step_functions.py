@@ -61,9 +61,8 @@ class Bound:
         self.programs.move_to_end(key)
         if new and of:
             # warn at the third program of functions that the same lines made
-            made = lines_of(of)
-            same = [each for each in self.programs if each[1] == like and lines_of(each[0]) == made]
-            if len(same) == MANY:
+            alike = [functions for functions, other in self.programs if other == like]
+            if len(alike) >= MANY and [*map(lines_of, alike)].count(lines_of(of)) == MANY:
                 tell(
                     f'{type(self.owner).__name__} compiles for the third time for the same shapes '
                     'and options: step_fn or the optimizer is a new object at each call. Define '
@@ -78,10 +77,9 @@ class Bound:
             return self
         same, unit = u.get_dim(compiled) == u.get_dim(now), u.get_unit(compiled)
         if same:
-            times = [u.get_magnitude(u.Quantity(t).in_unit(unit)) for t in (compiled, now)]
-            # a traced number is not known
-            if not any(isinstance(t, Tracer) for t in times):
-                same = np.allclose(*times, rtol=1e-6, atol=0)
+            then, here = (u.get_magnitude(u.Quantity(t).in_unit(unit)) for t in (compiled, now))
+            if not isinstance(then, Tracer) and not isinstance(here, Tracer):  # else not known
+                same = np.allclose(then, here, rtol=1e-6, atol=0)
         if not same:
             raise StructureError(
                 f'the step was compiled with dt = {compiled}, and the environment has dt = {now} '
@@ -137,7 +135,10 @@ def substituted(learner, call: Callable | None) -> Iterator[None]:
 
 def substitute(learner) -> Callable | None:
     """The function in the place of this learner here; None: it runs."""
-    return next((call for of, call in reversed(SUBSTITUTES.get()) if of is learner), None)
+    for of, call in reversed(SUBSTITUTES.get()):
+        if of is learner:
+            return call
+    return None
 
 
 class ObservedCall:
@@ -246,13 +247,12 @@ class Touched:
     """
 
     def __init__(self, touched: list[tuple[brainstate.State, bool]]):
-        paths: list[Path] = [('~touched', str(i)) for i in range(len(touched))]
-        found = dict(zip(paths, touched, strict=True))
-        self._states = {path: weakref.ref(state) for path, (state, _) in found.items()}
-        self.roles = {
-            path: Role.THREADED if written else Role.CONSTANT
-            for path, (_, written) in found.items()
-        }
+        self._states: dict[Path, weakref.ref] = {}
+        self.roles: dict[Path, Role] = {}
+        for i, (state, written) in enumerate(touched):
+            path = '~touched', str(i)
+            self._states[path] = weakref.ref(state)
+            self.roles[path] = Role.THREADED if written else Role.CONSTANT
 
     def now(self) -> World:
         return World({path: ref() for path, ref in self._states.items()}, self.roles)

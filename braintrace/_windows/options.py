@@ -264,26 +264,25 @@ def did_you_mean(value, allowed) -> str:
 
 def length_of(*trees) -> int:
     """The common length of axis 0 of every leaf."""
-    leaves = [
-        (jax.tree_util.keystr(p), jnp.shape(x))
-        for p, x in jax.tree_util.tree_flatten_with_path(trees)[0]
-    ]
-    if not leaves:
+    lengths: dict[str, int] = {}
+    for path, x in jax.tree_util.tree_flatten_with_path(trees)[0]:
+        name, shape = jax.tree_util.keystr(path), jnp.shape(x)
+        if not shape:
+            raise StructureError(
+                f'sequence leaf {name} is a scalar; time must be axis 0 of every leaf.'
+            )
+        lengths[name] = shape[0]
+    if not lengths:
         raise StructureError('there is no sequence: give at least one array with time in axis 0.')
-    scalars = [name for name, shape in leaves if not shape]
-    if scalars:
-        raise StructureError(
-            f'sequence leaf {scalars[0]} is a scalar; time must be axis 0 of every leaf.'
-        )
-    lengths = {name: shape[0] for name, shape in leaves}
-    if len(set(lengths.values())) > 1:
+    length, *others = dict.fromkeys(lengths.values())
+    if others:
         raise StructureError(
             f'sequences have unequal lengths: {lengths}, where [0] is the first sequence (xs) and '
             '[1] the second (ys). Time is axis 0 of every leaf.'
         )
-    if leaves[0][1][0] == 0:
+    if length == 0:
         raise StructureError('the sequences are empty (length 0); give at least one step.')
-    return leaves[0][1][0]
+    return length
 
 
 def check_mask(mask, length: int) -> jax.Array:
@@ -406,8 +405,11 @@ def _shapes(tree) -> tuple:
 def signature(trees) -> tuple:
     """Structure, shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(trees)
-    avals = [x if isinstance(x, jax.Array) else abstract(x) for x in leaves]  # each eager call asks
-    return treedef, tuple((a.shape, a.dtype) for a in avals)
+    found = []
+    for x in leaves:  # each eager call asks
+        aval = x if isinstance(x, jax.Array) else abstract(x)
+        found.append((aval.shape, aval.dtype))
+    return treedef, tuple(found)
 
 
 def tree_bytes(tree) -> int:

@@ -136,7 +136,7 @@ class Result(NamedTuple):
     end: Any
     losses: Any = None
     aux: Any = None
-    skipped: jax.Array | None = None
+    skipped: Any = None
     stopped: BaseException | None = None
 
 
@@ -262,22 +262,6 @@ def choose_window(options: CallOptions, length: int, trace_bytes: int, per_step:
             budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
-
-
-def step_bytes(graph: ETraceGraph, keep: bool) -> int:
-    """Bytes that the reverse scan over a window makes of each step: what it sends to each y, and
-    with ``keep`` what h owes to each y.
-    """
-
-    def size(shape, aval) -> int:
-        return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
-
-    # signals at y, and with a trace what h owes to each y
-    total = sum(size(op.y_aval.shape, op.y_aval) for op in graph.ops if op.owned)
-    for rel, group, coords, _ in graph.pairs:
-        if keep and rel.op.x is not None:
-            total += size(coords.shape, rel.op.y_aval) * group.num_state
-    return total
 
 
 class Observer(Protocol):
@@ -413,9 +397,9 @@ class CallOptions(NamedTuple):
         check_choice('not_finite', options.not_finite, NOT_FINITE)
         check_progress(options.progress, options.observe is not None)
         check_window(options.window, options.memory_budget)
-        check_updates(options.update_every, options.write_every)
-        steps = options.window if options.optimizer is None else options.update_every
-        exact = check_inside(inside, steps)
+        exact = check_inside(inside, options.window if options.optimizer is None else None)
+        if options.optimizer is not None:
+            check_updates(options.update_every, options.write_every)
         options.around.check(exact, rule, options.not_finite)
         return options._replace(exact=exact, update_every=int(options.update_every))
 
@@ -509,26 +493,34 @@ class Run:
         return traced
 
     def step_bytes(self, keep: bool) -> int:
-        """Bytes that a window stores of each step."""
+        """Bytes that a window stores of each step, and that its reverse scan makes of it: what it
+        sends to each y, and with ``keep`` what h owes to each y.
+        """
         if self.options.exact or isinstance(self.rule, Stepwise):
             return 0
-        return step_bytes(self.graph, keep) + self.traced(self.sequence).row_bytes
+        total = self.traced(self.sequence).row_bytes
+        for op in self.graph.ops:
+            if op.owned:
+                total += math.prod(op.y_aval.shape) * jnp.dtype(op.y_aval.dtype).itemsize
+        for rel, group, coords, _ in self.graph.pairs:
+            if keep and rel.op.x is not None:
+                owed = math.prod(coords.shape) * group.num_state
+                total += owed * jnp.dtype(rel.op.y_aval.dtype).itemsize
+        return total
 
     def opened(self) -> Moment:
         """The first moment, the pending steps of its trace written out."""
         graph, start = self.observer.network(self.weights).graph, self.start
         return start._replace(trace=self.rule.written(graph, start.trace, start.t))
 
-    def closed(self, end: Moment) -> Moment:
-        """The inverse of :meth:`opened`."""
-        return end._replace(trace=self.rule.carried(self.graph, end.trace, end.t))
-
-    def ended(self, end: Moment) -> Moment:
-        """The last moment, its trace with the count of all steps as at the start."""
-        count = self.made
+    def closed(self, end: Moment, opened: bool = True) -> Moment:
+        """The inverse of :meth:`opened`: the last moment, with the count of all steps."""
+        trace, count = end.trace, self.made
+        if opened:
+            trace = self.rule.carried(self.graph, trace, end.t)
         if count is not None:
             count += jnp.minimum(self.steps, jnp.iinfo(count.dtype).max - count).astype(count.dtype)
-        return end._replace(trace=counting(end.trace, count))
+        return end._replace(trace=counting(trace, count))
 
     def window(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
@@ -634,7 +626,7 @@ def run_windows(run: Run) -> Result:
     walk.blocks(window, whole if alike else whole - 1, size)
     walk.blocks(partial(window, keep=keep_trace), 1, length - walk.done)
     now, total = walk.state
-    end = run.ended(now if dropped else run.closed(now))
+    end = run.closed(now, opened=not dropped)
     grads = scaled(run.observer.total(weights, total), sequence.mask, options.reduction)
     return Result(grads, end if keep_trace else end._replace(t=0 * end.t), *walk.results)
 
@@ -749,9 +741,8 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
     walk = Walk(run.sequence, tuple(start), run.show, run.bounds, shown)
     for number, size, every in blocks_of(run.length, options):
         walk.blocks(partial(guarded if options.skips else block, size=every), number, size)
-    learnt, now, *skipped = walk.state
-    end = run.ended(run.closed(now))
-    return Result(learnt, end, *walk.results, skipped[0] if skipped else None)
+    (learnt, now, *skipped), (losses, aux) = walk.state, walk.results
+    return Result(learnt, run.closed(now), losses, aux, skipped[0] if skipped else None)
 
 
 class RunInTurns:

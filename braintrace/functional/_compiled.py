@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -108,40 +107,27 @@ class Compiled:
         return written(uncounted(carried)[0], t)
 
     @cached_property
-    def _lane_axes(self) -> dict[str, int]:
-        """Path -> axis of the lanes, for the leaves of the carry that have one."""
-        # of a leaf that is several states the pieces have to agree
-        program, found = self.program, {}
+    def lane_paths(self) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
+        """``laned`` and ``lane_axes`` of the learner's states (see :class:`OnlineState`)."""
+        program, graph, axes = self.program, self.graph, {}
         for leaf, key in enumerate(program.leaf_keys):
+            # of a leaf that is several states the pieces have to agree
             split = program.splits[leaf] if program.splits else None
             axis = 0 if split is None else split.lane_axis()
-            if axis is not None and self.graph.laned.issuperset(program.pieces(leaf)):
-                found[path_name(('carry', *key))] = axis
-        return found
-
-    @property
-    def lane_axes(self) -> tuple[tuple[str, int], ...]:
-        """Path and axis of each leaf of the carry whose lanes are an axis after 0."""
-        return tuple((path, axis) for path, axis in self._lane_axes.items() if axis)
+            if axis is not None and graph.laned.issuperset(program.pieces(leaf)):
+                axes[path_name(('carry', *key))] = axis
+        laned = {path for path, axis in axes.items() if axis == 0}
+        trace = {} if graph.lanes is None else jax.eval_shape(self.init)[0]
+        for rel, group, _, has_lanes in graph.pairs:
+            slots = trace.get(rel.key, {}).get(group.name, {})
+            for key, e in flatten_paths(slots).items():
+                if has_lanes and not rel.op.repeats and e.shape[:1] == (graph.lanes,):
+                    laned.add(path_name(('trace', rel.key, group.name, *key)))
+        return frozenset(laned), tuple((path, axis) for path, axis in axes.items() if axis)
 
     def state(self, carry, trace: dict, t: jax.Array) -> OnlineState:
         """The state of a learner, with what is known of its arrays."""
-        return OnlineState(carry, trace, t, self.laned, self.lane_axes, self.program.raw_keys)
-
-    @cached_property
-    def laned(self) -> frozenset[str]:
-        """Paths of the arrays of the carry and the trace whose axis 0 is the lanes."""
-        found = {path for path, axis in self._lane_axes.items() if axis == 0}
-        trace = {} if self.graph.lanes is None else jax.eval_shape(self.init)[0]
-        for rel, group, _, laned in self.graph.pairs:
-            slots = trace.get(rel.key, {}).get(group.name, {})
-            if laned and not rel.op.repeats:
-                found |= {
-                    path_name(('trace', rel.key, group.name, *key))
-                    for key, e in flatten_paths(slots).items()
-                    if e.shape[:1] == (self.graph.lanes,)
-                }
-        return frozenset(found)
+        return OnlineState(carry, trace, t, *self.lane_paths, self.program.raw_keys)
 
     @cached_property
     def state_signature(self) -> tuple:
@@ -159,10 +145,6 @@ class Compiled:
             new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
         return program.together(new)
 
-    def _run(self, params, carry, inputs):
-        weights, probes = self.executor.op_weights(params), self.executor.zero_probes()
-        return weights, *self.executor.forward(params, weights, carry, inputs, probes)
-
     def advance(self, params, state: OnlineState, inputs: tuple, held: list | None = None):
         """One step ``(outputs, state)`` of trees; ``held``: arrays of the constants that
         ``graph.held`` names, which a jitted function may take as arguments, None: as constants.
@@ -176,7 +158,8 @@ class Compiled:
 
     def run(self, params: list, carry: list, inputs: list) -> tuple[list, list]:
         """One step without rule and observation: ``(outputs, carry)``."""
-        _, outputs, new_carry, _ = self._run(params, carry, inputs)
+        weights, probes = self.executor.op_weights(params), self.executor.zero_probes()
+        outputs, new_carry, _ = self.executor.forward(params, weights, carry, inputs, probes)
         return outputs, new_carry
 
     def factors(self, params, weights, carry, inputs, xs, carried=None) -> Factors:
@@ -188,7 +171,8 @@ class Compiled:
 
     def _primal(self, params, carry, trace, t, inputs):
         trace, count = uncounted(trace)
-        weights, outputs, new_carry, xs = self._run(params, carry, inputs)
+        weights, probes = self.executor.op_weights(params), self.executor.zero_probes()
+        outputs, new_carry, xs = self.executor.forward(params, weights, carry, inputs, probes)
         factors = self.factors(params, weights, carry, inputs, xs, (trace, t))
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, counting(trace, counted(count)), counted(t)
@@ -299,7 +283,6 @@ def _replaced(values: list, places, new) -> list:
     return values
 
 
-@dataclass(frozen=True)
 class ObservedStep:
     """A step around one call of a compiled cell: the observer of a run along a sequence.
 
@@ -315,27 +298,23 @@ class ObservedStep:
     loss and of a penalty beside it that belong to this shard.
     """
 
-    compiled: Compiled
-    step: Callable
-    params: list
-    places: tuple[int, ...]
-    direct: frozenset[int]
-    restart: Callable
-    held: list
-    shares: tuple[float, float] = (1.0, 1.0)
-
-    @property
-    def graph(self) -> ETraceGraph:
-        return self.compiled.graph
-
-    @property
-    def rule(self) -> Rule:
-        return self.compiled.rule
-
-    @property
-    def _chosen(self) -> list[int]:
-        """The leaves of the weights that are differentiated."""
-        return [i for i, place in enumerate(self.places) if place in self.direct]
+    def __init__(
+        self,
+        compiled: Compiled,
+        step: Callable,
+        *,
+        params: list,
+        places: tuple[int, ...],
+        direct: frozenset[int],
+        restart: Callable,
+        held: list,
+        shares: tuple[float, float] = (1.0, 1.0),
+    ):
+        self.compiled, self.graph, self.rule = compiled, compiled.graph, compiled.rule
+        self.step, self.params, self.places = step, params, places
+        self.restart, self.held, self.shares = restart, held, shares
+        # the leaves of the weights that are differentiated
+        self.chosen = [i for i, place in enumerate(places) if place in direct]
 
     def _params(self, weights) -> list:
         """The cell's parameters; weights stand in their places."""
@@ -348,7 +327,7 @@ class ObservedStep:
 
     def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
-        chosen = self._chosen
+        chosen = self.chosen
 
         def step(cell, given, carry):
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
@@ -412,7 +391,7 @@ class ObservedStep:
         """As the protocol says; ``credit(world)``: a further loss of the world after the steps."""
         compiled, executor = self.compiled, self.compiled.executor
         leaves, treedef = jax.tree.flatten(weights)
-        chosen, (trace, ts) = self._chosen, carried or (None, None)
+        chosen, (trace, ts) = self.chosen, carried or (None, None)
         if part.penalties is not None:
             part = part._replace(counts=part.mask != 0)
 
@@ -478,10 +457,9 @@ class ObservedStep:
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
         of_ops, leaves = self.network(weights).weights, jax.tree.leaves(weights)
-        owned = [op.key for op in self.graph.ops if op.owned]
         return Gradients(
-            {key: jax.tree.map(jnp.zeros_like, of_ops[key]) for key in owned},
-            {self.places[i]: jnp.zeros_like(leaves[i]) for i in self._chosen},
+            {key: jax.tree.map(jnp.zeros_like, of_op) for key, of_op in of_ops.items()},
+            {self.places[i]: jnp.zeros_like(leaves[i]) for i in self.chosen},
         )
 
     def reset(self, world, flags: jax.Array):

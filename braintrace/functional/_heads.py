@@ -184,12 +184,13 @@ def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
     """The axis of the batch in each array of the state; an integer may have none, as a step count
     that all samples share.
     """
-    moved, axes = dict(whole.lane_axes), []
+    (laned, lane_axes), axes = whole.lane_paths, []
+    moved = dict(lane_axes)
     for part in ('carry', 'trace'):
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(state, part)):
             key = path_key(path)
             name = path_name((part, *key))
-            axis = moved.get(name, 0 if name in whole.laned else None)
+            axis = moved.get(name, 0 if name in laned else None)
             raw = part == 'carry' and key in state.raw_keys
             if axis is None and (jnp.ndim(leaf) or is_key(leaf) or is_inexact(leaf) or raw):
                 remedy = (

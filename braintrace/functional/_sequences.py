@@ -174,11 +174,11 @@ class SequenceCalls:
         def run(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained:
             return on_data(params, opt_state, state, (xs, ys, mask, reset))
 
-        def types(params, opt_state, state, data) -> Trained:
+        def types(params, opt_state, state, data) -> tuple:
             of_params, of_opt_state, of_state = types_of((params, opt_state, state))
             skipped = P() if options.skips else None
             observed = None if options.observe is None else P()
-            return Trained(of_params, P(), None, of_state, of_opt_state, skipped, observed)
+            return Trained._make((of_params, P(), None, of_state, of_opt_state, skipped, observed))
 
         @partial(in_automatic_axes, types=types)
         def on_data(params, opt_state, state, data) -> Trained:
@@ -208,7 +208,7 @@ class SequenceCalls:
             result = run_updates(run, opt_state)
             found = self._trained(result._replace(end=_after(state, result.end)))
             of_params, of_opt_state = of_learnt
-            return (*zip(found, (of_params, of_loss, axes, axes, of_opt_state, axes, axes)),)
+            return tuple(zip(found, (of_params, of_loss, axes, axes, of_opt_state, axes, axes)))
 
         return run
 
@@ -297,17 +297,18 @@ class SequenceCalls:
         told = Progress(length, options.progress, self.every) if options.progress else None
         skipped = jnp.zeros_like(state.t) if options.skips else None
         # the program takes the buffers of its state: the caller keeps his own
-        first = Result(*strong((learnt, jax.tree.map(jnp.copy, state))), skipped=skipped)
+        learnt, state = strong((learnt, jax.tree.map(jnp.copy, state)))
+        first = Result(learnt, state, skipped=skipped)
         result = self.kept[key].run(turn, first, mask, told, lambda end: None)
         found, error = self._trained(result), result.stopped
-        if error is None and options.not_finite == 'raise' and found.skipped.any():
-            error = _not_finite(found.losses, found.skipped)
+        if error is None and options.not_finite == 'raise' and result.skipped.any():
+            error = _not_finite(found.losses, result.skipped)
         if error is not None:
             raise with_so_far(error, found, len(found.losses), length)
         return found
 
 
-def _not_finite(losses: jax.Array, skipped: jax.Array) -> NotFiniteError:
+def _not_finite(losses: jax.Array, skipped: Any) -> NotFiniteError:
     counts = f'{skipped} steps'
     if skipped.ndim:
         lanes = jnp.flatnonzero(skipped).tolist()
