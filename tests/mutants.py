@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         'leaves of a file that the state lacks are not seen',
-        '_saving.py',
+        'extra/saving.py',
         'for key in {**b, **a}:',
         'for key in b:',
         'tests/functional/test_state_io.py -k structure',

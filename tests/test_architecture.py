@@ -60,9 +60,13 @@ ARROWS: dict[str, set[str]] = {
     'extra._unshard': {'errors', '_jax', '_compiler'},
     'extra._filter': {'errors', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
-    '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
-    'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
-    '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', 'extra._synthetic'},
+    'extra.eligibility': CORE,
+    'extra.saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
+    'extra.chunks': CORE | {'extra.saving'},
+    'functional': CORE
+    | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving'}
+    | {'extra.eligibility', 'extra.chunks'},
+    '_learner': CORE | {'extra.saving', 'functional', 'rules', '_brainstate', 'extra._synthetic'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',

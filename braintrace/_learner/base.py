@@ -10,7 +10,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .. import _jax, _saving
+from .. import _jax
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._jax import is_key
 from .._report import Report, summary
@@ -30,6 +30,8 @@ from .._windows import (
     with_so_far,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
+from ..extra.saving import restore as restore_states
+from ..extra.saving import save as save_states
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from .sequences import evolve, learn
@@ -301,7 +303,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         beside the learner. Call it outside of a mapping transformation: every lane is saved then.
         See :meth:`restore`.
         """
-        return _saving.save(self._saved(), self.rule, self.fingerprint())
+        return save_states(self._saved(), self.rule, self.fingerprint())
 
     def fingerprint(self) -> dict:
         """What this compiled learner is, as plain text: see
@@ -333,7 +335,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> bool((model.h.value == before['states/h']).all()), learner.etrace.value['t'].tolist()
         (True, [0, 0, 0])
         """
-        _saving.restore(self._saved(), self.rule, self.fingerprint(), tree)
+        restore_states(self._saved(), self.rule, self.fingerprint(), tree)
 
     def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
         """Every state that :meth:`save` reads, by path."""

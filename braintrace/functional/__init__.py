@@ -18,11 +18,11 @@ function.
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
-from .._saving import load_state, save_state, structure_diff
 from .._windows import Gradient, Trained
+from ..extra.chunks import chunks
+from ..extra.eligibility import Eligibility, EligibilityState, eligibility, obgd
 from ..extra.observed import Observed
-from ._chunks import chunks
-from ._eligibility import Eligibility, EligibilityState, eligibility, obgd
+from ..extra.saving import load_state, save_state, structure_diff
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,

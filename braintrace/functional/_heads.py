@@ -11,9 +11,9 @@ import numpy as np
 from .._compiler import describe_aval, is_inexact, path_key, path_name
 from .._jax import is_key
 from .._rules import counting, uncounted
-from .._saving import kind_of_key
 from .._windows import Gradient, task_loss, total_loss, zero_gradient
 from ..errors import OptionError, StructureError
+from ..extra.saving import kind_of_key
 from ._compiled import Compiled, pull_back
 from ._state import OnlineState
 

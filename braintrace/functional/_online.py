@@ -27,7 +27,6 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule
-from .._saving import fingerprint
 from .._signatures import check_needs_no_inputs, does_not_fit, public
 from .._warnings import tell
 from .._windows import (
@@ -44,6 +43,7 @@ from .._windows import (
 from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra._synthetic import around
 from ..extra.observed import decoded, observed_step
+from ..extra.saving import fingerprint
 from ..extra.sharding import share_of, state_specs
 from ._compiled import Compiled, pull_back
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size

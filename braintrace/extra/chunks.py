@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from .._saving import rows, structure_diff
 from .._windows import length_of
 from ..errors import OptionError, StructureError
+from .saving import rows, structure_diff
 
 
 def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:

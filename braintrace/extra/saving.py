@@ -22,7 +22,7 @@ import numpy as np
 import saiunit as u
 from jax.experimental import multihost_utils
 
-from ._compiler import (
+from .._compiler import (
     DEFAULT,
     abstract,
     check_arrays,
@@ -31,10 +31,10 @@ from ._compiler import (
     path_key,
     path_name,
 )
-from ._jax import is_key
-from ._version import __version__
-from ._warnings import tell
-from .errors import OptionError, StructureError
+from .._jax import is_key
+from .._version import __version__
+from .._warnings import tell
+from ..errors import OptionError, StructureError
 
 File: TypeAlias = str | os.PathLike | BinaryIO
 
