@@ -63,9 +63,10 @@ ARROWS: dict[str, set[str]] = {
     'extra.eligibility': CORE,
     'extra.saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'extra.chunks': CORE | {'extra.saving'},
+    'extra.heads': CORE | {'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving'}
-    | {'extra.eligibility', 'extra.chunks'},
+    | {'extra.eligibility', 'extra.chunks', 'extra.heads'},
     '_learner': CORE | {'extra.saving', 'functional', 'rules', '_brainstate', 'extra._synthetic'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {

@@ -51,13 +51,6 @@ class Seen(NamedTuple):
     pull: Callable
 
 
-def pull_back(step: Callable, params, state, *rest):
-    """``outputs, pull, state`` of ``step(params, state, *rest)``; see :meth:`OnlineLearner.vjp`."""
-    params = spread(params, varying((params, state, rest)))
-    outputs, pull, new = jax.vjp(lambda params: step(params, state, *rest), params, has_aux=True)
-    return outputs, lambda cotangent: pull(cotangent)[0], new
-
-
 class Compiled:
     """One shape signature: graph, executor and the differentiable step on flat leaves."""
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import describe_aval, is_inexact, path_key, path_name
+from .._executor import spread, varying
 from .._jax import is_key
 from .._rules import counting, uncounted
 from .._windows import Gradient, task_loss, total_loss, zero_gradient
 from ..errors import OptionError, StructureError
-from ..extra.saving import kind_of_key
-from ._compiled import Compiled, pull_back
-from ._state import OnlineState
+from .saving import kind_of_key
 
 
-def of_batch(
-    compiled: Compiled, losses: tuple, params, state: OnlineState, inputs: tuple, targets
-) -> Gradient:
-    """One pass forward, and one pull-back for each loss."""
+def pull_back(step: Callable, params, state, *rest):
+    """``outputs, pull, state`` of ``step(params, state, *rest)``; see :meth:`OnlineLearner.vjp`."""
+    params = spread(params, varying((params, state, rest)))
+    outputs, pull, new = jax.vjp(lambda params: step(params, state, *rest), params, has_aux=True)
+    return outputs, lambda cotangent: pull(cotangent)[0], new
+
+
+def of_batch(compiled: Any, losses: tuple, params, state, inputs: tuple, targets) -> Gradient:
+    """One pass forward by a compiled step, and one pull-back for each loss."""
     outputs, pull, new = pull_back(compiled.advance, params, state, inputs)
     values, grads = [], []
     for loss in losses:
@@ -37,7 +42,7 @@ def of_batch(
 
 
 def of_samples(
-    whole: Compiled, one: Callable, losses: tuple, params, state: OnlineState, inputs, targets
+    whole: Any, one: Callable, losses: tuple, params, state, inputs, targets
 ) -> Gradient:
     """A map over the batch of steps of one sample each, whose arrays keep a batch axis of length 1:
     the state that comes back is that of the batch. ``one(carry, inputs)``: a sample's step.
@@ -73,7 +78,7 @@ def of_samples(
     ]
     of_first, first_inputs, _ = jax.tree.unflatten(treedef, first)
     try:
-        single: Compiled = one(of_first.carry, first_inputs)
+        single = one(of_first.carry, first_inputs)
     except StructureError as error:
         raise StructureError(
             'per_sample=True: the step does not compile for one sample, a batch of 1 in axis 0 of '
@@ -115,7 +120,7 @@ def of_samples(
     return Gradient(tuple(map(tree, grads)), values, outputs, new.replace(trace=trace))
 
 
-def _check_apart(whole: Compiled, single: Compiled, carry_axes, input_axes, out_axes) -> None:
+def _check_apart(whole: Any, single: Any, carry_axes, input_axes, out_axes) -> None:
     """Refuse a step whose samples depend on each other, on their number or on their place: on drawn
     numbers the step of the batch has to be the step of each sample.
     """
@@ -180,7 +185,7 @@ def _alike(x, y) -> bool:
     return bool(np.isclose(x, y, rtol=0, atol=tolerance * size, equal_nan=True).all())
 
 
-def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
+def _state_axes(whole: Any, state) -> list[int | None]:
     """The axis of the batch in each array of the state; an integer may have none, as a step count
     that all samples share.
     """
@@ -208,7 +213,7 @@ def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
     return [*axes, 0]  # and that of t
 
 
-def _output_axes(whole: Compiled, single: Compiled) -> list[int]:
+def _output_axes(whole: Any, single: Any) -> list[int]:
     """The axis of the batch in each output: that in which one sample differs from the batch."""
     lanes, axes = whole.graph.lanes, []
     for i, (v, w) in enumerate(zip(whole.program.outputs, single.program.outputs, strict=True)):
