@@ -6,6 +6,7 @@ its largest entry counts as 1.
 """
 
 import functools
+import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -105,4 +106,4 @@ def at(steps, t):
 
 
 def added(trees):
-    return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), trees)
+    return functools.reduce(lambda a, b: jax.tree.map(operator.add, a, b), trees)

@@ -38,7 +38,6 @@ AT_NIGHT = {
     'test_the_mean_of_4096_seeds_has_no_bias_and_its_error_falls': 'statistics of exact numbers',
     'tests/kit/test_random_shapes.py': 'more random draws',
     'tests/kit/test_registry.py': 'each starts a pytest of its own',
-    'tests/learner/test_random_rules.py': 'one rule of each kind shows the shell',
     'tests/nn/test_brainpy_state.py': 'more classes of another package',
     'receipts/tests/test_fuzz.py': 'more random changes',
     'receipts/tests/test_mutation.py': 'every number of every file',

@@ -1,15 +1,15 @@
 """Models of ``tests.models`` as modules; a group's states are kept in one value or in several."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import brainstate
 import jax
 import jax.numpy as jnp
-import pytest
 
 import braintrace
 from tests import models
 from tests.models.library import LibraryOps
-
-slow = pytest.mark.slow
 
 
 class Tree(brainstate.HiddenState):
@@ -19,138 +19,101 @@ class Tree(brainstate.HiddenState):
         pass
 
 
-class Separate:
-    """A ``HiddenState`` for each of ``names``; ``column`` gives its path in the compiler."""
+class Form(NamedTuple):
+    """A way to keep several states in one; ``values`` are those by name, in one order."""
 
-    def __init__(self, names):
-        self.names = names
-
-    def make(self, module, values):
-        for name in self.names:
-            setattr(module, name, brainstate.HiddenState(values[name]))
-
-    def get(self, module):
-        return {name: getattr(module, name).value for name in self.names}
-
-    def set(self, module, values):
-        for name in self.names:
-            getattr(module, name).value = values[name]
-
-    def column(self, name):
-        return name
+    new: Callable  # values -> state
+    get: Callable  # (state, names) -> values
+    set: Callable  # (state, values)
+    named: bool = False  # whether the compiler calls them by name and not by number
 
 
-class Together(Separate):
-    """All in one state, which ``new`` makes; it is called after the first of them."""
-
-    def state(self, module):
-        return getattr(module, f'{self.names[0]}_states')
-
-    def make(self, module, values):
-        setattr(module, f'{self.names[0]}_states', self.new([values[name] for name in self.names]))
-
-    def column(self, name):
-        return f'{self.names[0]}_states/{self.names.index(name)}'
+def stacked(values):
+    return jnp.stack(list(values.values()), -1)
 
 
-class Group(Together):
-    """A ``HiddenGroupState``, read and written through its methods."""
-
-    def new(self, values):
-        return brainstate.HiddenGroupState(jnp.stack(values, -1))
-
-    def get(self, module):
-        return {name: self.state(module).get_value(k) for k, name in enumerate(self.names)}
-
-    def set(self, module, values):
-        self.state(module).set_value([values[name] for name in self.names])
+def new_group(values):
+    return brainstate.HiddenGroupState(stacked(values))
 
 
-class OneByOne(Group):
-    def set(self, module, values):
-        for k, name in enumerate(self.names):
-            self.state(module).set_value({str(k): values[name]})
+def columns(state, names):
+    return {name: state.get_value(k) for k, name in enumerate(names)}
 
 
-class Stacked(Group):
-    """A ``HiddenGroupState``, read and written as the array that it stores."""
-
-    def get(self, module):
-        return dict(zip(self.names, jnp.moveaxis(self.state(module).value, -1, 0)))
-
-    def set(self, module, values):
-        self.state(module).value = jnp.stack([values[name] for name in self.names], -1)
+def one_by_one(state, values):
+    for k, value in enumerate(values.values()):
+        state.set_value({str(k): value})
 
 
-class Named(Group):
-    """A ``HiddenTreeState``."""
-
-    def new(self, values):
-        return brainstate.HiddenTreeState(dict(zip(self.names, values)))
-
-    def get(self, module):
-        return {name: self.state(module).get_value(name) for name in self.names}
-
-    def set(self, module, values):
-        self.state(module).set_value(values)
-
-    def column(self, name):
-        return f'{self.names[0]}_states/{name}'
+def write(state, value):
+    state.value = value
 
 
-class AsDict(Named):
-    """A ``HiddenState`` that holds a dict."""
-
-    def new(self, values):
-        return Tree(dict(zip(self.names, values)))
-
-    def get(self, module):
-        return self.state(module).value
-
-    def set(self, module, values):
-        self.state(module).value = {name: values[name] for name in self.names}
-
-
-class AsTuple(Together):
-    def new(self, values):
-        return Tree(tuple(values))
-
-    def get(self, module):
-        return dict(zip(self.names, self.state(module).value))
-
-    def set(self, module, values):
-        self.state(module).value = tuple(values[name] for name in self.names)
+FORMS = {
+    'a group': Form(new_group, columns, lambda s, values: s.set_value(list(values.values()))),
+    'a named tree': Form(
+        brainstate.HiddenTreeState,
+        lambda s, names: {name: s.get_value(name) for name in names},
+        lambda s, values: s.set_value(values),
+        named=True,
+    ),
+    'a group, one by one': Form(new_group, columns, one_by_one),
+    'the array of a group': Form(
+        new_group,
+        lambda s, names: dict(zip(names, jnp.moveaxis(s.value, -1, 0))),
+        lambda s, values: write(s, stacked(values)),
+    ),
+    'a tuple': Form(
+        lambda values: Tree(tuple(values.values())),
+        lambda s, names: dict(zip(names, s.value)),
+        lambda s, values: write(s, tuple(values.values())),
+    ),
+    'a dict': Form(Tree, lambda s, names: s.value, write, named=True),
+}
 
 
 class Table(brainstate.nn.Module):
-    """A model of ``tests.models`` with a parameter for each entry, and groups kept as ``form``.
+    """A model of ``tests.models`` with a parameter for each entry, and groups of several states
+    kept in one of ``FORMS``, called after the first of them; with ``form=None`` each by itself.
 
     ``lane``: without the batch axis, the states those of the first lane.
     """
 
     def __init__(self, case, form, lane=False):
         super().__init__()
-        self.case, self.lane = case, lane
-        self.forms = [(form if len(g) > 1 else Separate)(g) for g in case.model.groups]
+        self.case, self.form, self.lane = case, FORMS.get(form), lane
+        self.together = [g for g in case.model.groups if form and len(g) > 1]
+        self.alone = [name for name in case.carry if not any(name in g for g in self.together)]
         for name, value in case.params.items():
             setattr(self, name, brainstate.ParamState(jax.tree.map(jnp.asarray, value)))
 
     def init_state(self, batch_size=None, **_):
-        for form in self.forms:
-            form.make(
-                self,
-                {
-                    k: jnp.asarray(self.case.carry[k][0] if self.lane else self.case.carry[k])
-                    for k in form.names
-                },
-            )
+        values = {k: jnp.asarray(h[0] if self.lane else h) for k, h in self.case.carry.items()}
+        for name in self.alone:
+            setattr(self, name, brainstate.HiddenState(values[name]))
+        for names in self.together:
+            setattr(self, f'{names[0]}_states', self.form.new({k: values[k] for k in names}))
+
+    def state_of(self, names):
+        return getattr(self, f'{names[0]}_states')
+
+    def path(self, name):
+        """What the compiler calls a state."""
+        for names in self.together:
+            if name in names:
+                return f'{names[0]}_states/{name if self.form.named else names.index(name)}'
+        return name
 
     def update(self, x):
         params = {name: getattr(self, name).value for name in self.case.params}
-        carry = {k: v for form in self.forms for k, v in form.get(self).items()}
+        carry = {name: getattr(self, name).value for name in self.alone}
+        for names in self.together:
+            carry |= self.form.get(self.state_of(names), names)
         output, new = self.case.run(LibraryOps(), params, carry, x)
-        for form in self.forms:
-            form.set(self, {k: new[k] for k in form.names})
+        for name in self.alone:
+            getattr(self, name).value = new[name]
+        for names in self.together:
+            self.form.set(self.state_of(names), {k: new[k] for k in names})
         return output
 
 
@@ -165,7 +128,6 @@ def gradient(learner, xs, ys, **options):
     def step_fn(x, y):
         return models.squared(learner(x), y)
 
-    grads = learner.etrace_grad(
-        xs, ys, step_fn=step_fn, **{'reduction': 'sum', 'window': 3, **options}
-    ).grads
+    options = {'reduction': 'sum', 'window': 3, **options}
+    grads = learner.etrace_grad(xs, ys, step_fn=step_fn, **options).grads
     return {k[0] if isinstance(k, tuple) and len(k) == 1 else k: g for k, g in grads.items()}

@@ -1,13 +1,15 @@
 """Models and data of the learner's tests."""
 
+import contextlib
 import functools
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import pytest
 
 import braintrace
-from tests.compare import assert_close
+from tests.compare import added, assert_close
 
 BATCH, INPUTS, UNITS, STEPS = 3, 2, 4, 7
 
@@ -67,17 +69,31 @@ def loss_of(learner):
 
 
 def by_steps(learner, xs, ys, weights=None):
-    """The sum of the gradients of single calls."""
-    grad = brainstate.transform.jit(
-        lambda x, y: brainstate.transform.grad(
-            lambda: squared(learner(x), y), learner.param_states if weights is None else weights
-        )()
-    )
-    total = None
-    for x, y in zip(xs, ys, strict=True):
-        got = grad(x, y)
-        total = got if total is None else jax.tree.map(jnp.add, total, got)
-    return total
+    """The sum of the gradients of single calls; ``learner`` may be a function with ``weights``."""
+    weights = learner.param_states if weights is None else weights
+    of_one = lambda x, y: brainstate.transform.grad(lambda: squared(learner(x), y), weights)()
+    grad = brainstate.transform.jit(of_one)
+    return added([grad(x, y) for x, y in zip(xs, ys, strict=True)])
+
+
+@contextlib.contextmanager
+def refused(error, words, module):
+    """An error that says these words and leaves every state of a module as it was."""
+    before = {k: s.value for k, s in module.states().items()}
+    with pytest.raises(error) as caught:
+        yield
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert_close({k: s.value for k, s in module.states().items()}, before)
+
+
+def apart(options, carry):
+    """Options of a learner's call for the pure functions: those that make one, and its mask and
+    resets.
+    """
+    given = {'mask': options.get('mask'), 'reset': None}
+    if 'reset' in options:
+        given['reset'] = jnp.asarray(options['reset']), carry
+    return {k: v for k, v in options.items() if k not in given}, given
 
 
 def same_state(learner, state):

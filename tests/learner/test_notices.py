@@ -3,7 +3,6 @@
 import warnings
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -129,18 +128,3 @@ def test_nothing_is_told_where_nothing_is_left_out(learner, use):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         use(learner)(XS[0])
-
-
-@pytest.mark.slow
-def test_a_loss_of_the_old_state_is_whole_in_a_sequence():
-    learner = braintrace.compile(Leaky(), 'D_RTRL', XS[0])
-
-    def bptt(w):
-        def step(h, x):
-            new = 0.8 * h + x @ w
-            return new, ((new - h) ** 2).sum()
-
-        return jax.lax.scan(step, jnp.zeros((3, 4)), XS)[1].sum()
-
-    got = learner.etrace_grad(XS, step_fn=change(learner), reduction='sum').grads[('w',)]
-    assert jnp.allclose(got, jax.grad(bptt)(jnp.full((2, 4), 0.5)), rtol=1e-12)

@@ -208,23 +208,8 @@ def test_a_trace_is_shown_in_the_dtype_that_was_asked_for(dtype):
 def test_numbers_are_stored_as_bfloat16_rounds_them():
     from braintrace._rules import layout as k
 
-    x = jnp.asarray(
-        [
-            0.0,
-            -0.0,
-            1.0,
-            -1e-40,
-            3e38,
-            3.4e38,
-            np.inf,
-            -np.inf,
-            np.nan,
-            1 + 2**-8,
-            1 + 3 * 2**-8,
-            65504.1,
-        ],
-        jnp.float32,
-    )
+    plain, odd = [0.0, -0.0, 1.0, 65504.1, 1 + 2**-8, 1 + 3 * 2**-8], [np.inf, -np.inf, np.nan]
+    x = jnp.asarray([*plain, *odd, -1e-40, 3e38, 3.4e38], jnp.float32)
     bits = k.stored(x, k.stored_dtype(jnp.bfloat16))
     np.testing.assert_array_equal(
         k.read(bits, jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32)

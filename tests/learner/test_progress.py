@@ -170,12 +170,15 @@ def test_an_exception_ends_the_call_and_what_was_learnt_is_kept():
     learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=SGD)
 
 
-def test_where_it_is_left_out_no_program_calls_back():
+def test_where_it_is_left_out_or_mapped_no_program_calls_back():
     learner, p, state, xs, ys = pure()
-    calls = lambda on: str(
-        jax.make_jaxpr(learner.sequence_grad(squared, 2, progress=on))(p, state, xs, ys)
-    )
-    assert 'callback' not in calls(False) and 'callback' in calls(print)
+    calls = lambda fn, *args: 'io_callback' in str(jax.make_jaxpr(fn)(*args))
+    for progress in (False, True, print):
+        grad = learner.sequence_grad(squared, 2, progress=progress)
+        train = learner.sequence_update(squared, SGD, progress=progress)
+        assert calls(grad, p, state, xs, ys) is bool(progress)
+        assert calls(train, p, SGD.init(p), state, xs, ys) is bool(progress)
+        assert not calls(jax.vmap(lambda xs: grad(p, state, xs, ys)), xs[None])
 
 
 @pytest.mark.parametrize('wrong', [3, 'yes', None, lambda: None, lambda step: None])

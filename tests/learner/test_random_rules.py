@@ -15,51 +15,27 @@ from tests.compare import assert_close, errors
 
 from .networks import BATCH, Net, by_steps, compiled, data, loss_of, squared
 
-RULES = {
-    'signs': rules.signs(seed=2),
-    'uoro': rules.uoro(seed=2),
-    'uoro_batch': rules.uoro('batch', 2),
-}
+SIGNS, UORO = rules.signs(seed=2), rules.uoro(seed=2)
+pytestmark = pytest.mark.slow
 
 
-def in_gate(*names):
-    """These rules in the gate, all at night."""
-    return pytest.mark.parametrize(
-        'rule',
-        [
-            pytest.param(r, marks=pytest.mark.slow if n in names else pytest.mark.nightly, id=n)
-            for n, r in RULES.items()
-        ],
-    )
-
-
-TOLERANCE = 1e-4  # of float32
-
-
-def reset_and_grad(learner, xs, ys, step_fn):
-    learner.reset_state()
-    return learner.etrace_grad(xs, ys, step_fn=step_fn).grads
-
-
-@pytest.mark.slow
-@in_gate('uoro')
-def test_a_snapshot_holds_the_key(rule):
-    xs, ys = data(4)
-    learner = compiled(rule)
-    step_fn = loss_of(learner)
+def test_a_snapshot_holds_the_key():
+    (xs, ys), learner = data(4), compiled(UORO)
+    gradient = lambda: learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads
     learner(xs[0])
     tree = learner.save()
-    first = learner.etrace_grad(xs, ys, step_fn=step_fn).grads
+    first = gradient()
     learner.restore(tree)
-    assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn).grads, first, 0.0)
-    second, third = (reset_and_grad(learner, xs, ys, step_fn) for _ in range(2))
-    assert max(errors(second, third).values()) > 1e-3  # the key goes on
+    assert_close(gradient(), first, 0.0)
+    learner.reset_state()
+    second = gradient()
+    learner.reset_state()
+    assert max(errors(second, gradient()).values()) > 1e-3  # the key goes on
     with pytest.raises(StructureError):
         compiled(rules.signs(seed=3)).restore(tree)
 
 
-@pytest.mark.slow
-@in_gate('signs', 'uoro')
+@pytest.mark.parametrize('rule', [SIGNS, UORO, rules.uoro('batch', 2)], ids=str)
 def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     xs, _ = data(3)
     learner = compiled(rule)
@@ -88,13 +64,10 @@ class WithUnit(Net):
         return super().update(self.v.value / u.mV)
 
 
-@pytest.mark.slow
-@in_gate('signs')
-def test_a_state_with_a_unit_is_followed_by_single_calls_as_by_sequences(rule):
-    xs, ys = data(3)
-    learner = compiled(rule, WithUnit)
+def test_a_state_with_a_unit_is_followed_by_single_calls_as_by_sequences():
+    (xs, ys), learner = data(3), compiled(SIGNS, WithUnit)
     grads = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum').grads
-    assert_close(by_steps(compiled(rule, WithUnit), xs, ys), grads, TOLERANCE)
+    assert_close(by_steps(compiled(SIGNS, WithUnit), xs, ys), grads, 1e-4)
 
 
 def cell(params, h, x):
@@ -108,9 +81,8 @@ def pure(rule):
     return learner, params, learner.init(params, h, xs[0]), xs, jnp.zeros((4, 2, 3))
 
 
-@in_gate('uoro')
-def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
-    learner, params, state, xs, ys = pure(rule)
+def test_a_state_goes_into_a_file_and_lies_on_a_mesh():
+    learner, params, state, xs, ys = pure(UORO)
     run = jax.jit(learner.sequence_grad(squared))
     _, _, _, state = run(params, state, xs, ys)
     file = io.BytesIO()
@@ -123,10 +95,8 @@ def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
     assert jax.tree.structure(specs.trace) == jax.tree.structure(state.trace)
 
 
-@pytest.mark.slow
-@in_gate('signs')
-def test_mapped_states_share_the_key_unless_they_are_given_others(rule):
-    learner, params, state, xs, ys = pure(rule)
+def test_mapped_states_share_the_key_unless_they_are_given_others():
+    learner, params, state, xs, ys = pure(SIGNS)
     run = learner.sequence_grad(squared)
     two = jax.tree.map(lambda w: jnp.stack([w, w]), params)
     states = jax.vmap(lambda p: learner.init(p, state.carry, xs[0]))(two)

@@ -277,34 +277,3 @@ def test_fixed_feedback_and_the_filter_are_there():
     trace = compat.KappaFilter(jnp.zeros(2), 0.9)
     shown = [trace.update(x) for x in (jnp.ones(2), jnp.ones(2), jnp.zeros(2))]
     assert_close(jnp.stack(shown)[:, 0], np.array([0.1, 0.19, 0.171]), 1e-6)
-
-
-@pytest.mark.slow
-def test_spikes_and_a_reward_move_weights_as_their_trace_says():
-    """An R-STDP network in units: no loss, only a reward that comes later."""
-
-    class Net(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            # of drives so far apart one potential at least is near its threshold
-            self.drive = braintrace.nn.Linear(3, 4, w_init=np.linspace(-0.5, 1, 12).reshape(3, 4))
-            self.neurons = braintrace.nn.LIF(4, tau=10.0, R=10.0, spk_fun='triangle')
-
-        def update(self, x):
-            return self.neurons(self.drive(x))
-
-    learner = braintrace.compile(Net(), compat.ThreeFactor, jnp.zeros((2, 3)), batch_size=2, seed=0)
-    xs = jnp.ones((6, 2, 3))
-
-    def run(rewards):
-        learner.reset_state()
-        return learner.etrace_grad(xs, rewards, step_fn=step_fn, reduction='sum')
-
-    def step_fn(x, reward):
-        return braintrace.modulated(-reward, learner(x))
-
-    late = jnp.zeros((6, 2)).at[4, 0].set(1.0)
-    grads = run(late)
-    assert any((np.abs(g) > 0).any() for g in jax.tree.leaves(grads))
-    assert_close(run(-3 * late), jax.tree.map(lambda g: -3 * g, grads), 1e-5)
-    assert not any(g.any() for g in jax.tree.leaves(run(0 * late)))

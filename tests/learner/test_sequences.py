@@ -12,7 +12,19 @@ from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.tiers import first, in_turn
 
-from .networks import BATCH, STEPS, UNITS, Layer, compiled, data, loss_of, same_state, squared
+from .networks import (
+    BATCH,
+    STEPS,
+    UNITS,
+    Layer,
+    apart,
+    by_steps,
+    compiled,
+    data,
+    loss_of,
+    same_state,
+    squared,
+)
 
 MASK = jnp.array([0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 2.0])
 FLAGS = np.zeros((STEPS, BATCH), bool)
@@ -36,10 +48,7 @@ def gradient(learner, xs, ys, **options):
 def as_pure(learner, **options):
     """A call and the next are those of the pure functions."""
     (xs, ys), (online, params, carry) = data(), learner.pure()
-    given = {'mask': options.get('mask'), 'reset': None}
-    if 'reset' in options:
-        given['reset'] = jnp.asarray(options['reset']), carry
-    static = {k: v for k, v in options.items() if k not in given}
+    static, given = apart(options, carry)
     run, state = jax.jit(online.sequence_grad(squared, **static)), online.init(params, carry, xs[0])
     for _ in range(2):
         grads, losses, _, state = run(params, state, xs, ys, **given)
@@ -91,16 +100,13 @@ def test_weights_outside_the_model_get_their_gradient_and_those_of_a_loss_both_p
         leaves = jax.tree.leaves([s.value for s in learner.param_states.values()])
         return sum((leaf**2).sum() for leaf in leaves)
 
-    learner, stepped, total = compiled(), compiled(), None
+    learner, stepped = compiled(), compiled()
     step_fn = lambda x, y: squared(learner(x) @ outer.value, y) + penalty(learner)
     weights = {**learner.param_states, ('outer',): outer}
-    got = learner.etrace_grad(
-        xs, ys, step_fn=step_fn, weights=weights, window=3, reduction='sum'
-    ).grads
-    for x, y in zip(xs, ys):
-        loss = lambda: squared(stepped(x) @ outer.value, y)
-        part = brainstate.transform.grad(loss, {**stepped.param_states, ('outer',): outer})()
-        total = part if total is None else jax.tree.map(jnp.add, total, part)
+    options = {'step_fn': step_fn, 'weights': weights, 'window': 3, 'reduction': 'sum'}
+    got = learner.etrace_grad(xs, ys, **options).grads
+    weights = {**stepped.param_states, ('outer',): outer}
+    total = by_steps(lambda x: stepped(x) @ outer.value, xs, ys, weights)
     assert jnp.abs(got['outer',]).max() > 0
     for path, state in stepped.param_states.items():
         total[path] = jax.tree.map(lambda g, p: g + 2 * STEPS * p, total[path], state.value)

@@ -11,7 +11,7 @@ from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, errors
 from tests.tiers import first, in_turn
 
-from .networks import BATCH, STEPS, Net, compiled, data, loss_of, same_state, squared
+from .networks import BATCH, STEPS, Net, apart, compiled, data, loss_of, same_state, squared
 
 ADAM = optax.adam(0.02)
 RESET = np.zeros((STEPS, BATCH), bool)
@@ -39,10 +39,7 @@ def train(learner, xs, ys, **options):
 def test_a_call_and_the_next_are_those_of_the_pure_functions(call, rule):
     (xs, ys), learner, options = data(), compiled(rule), CALLS[call]
     online, params, carry = learner.pure()
-    given = {'mask': options.get('mask'), 'reset': None}
-    if 'reset' in options:
-        given['reset'] = jnp.asarray(options['reset']), carry
-    static = {k: v for k, v in options.items() if k not in given}
+    static, given = apart(options, carry)
     run = jax.jit(online.sequence_update(squared, ADAM, **static))
     state, opt_state = online.init(params, carry, xs[0]), ADAM.init(params)
     want, held = params, None

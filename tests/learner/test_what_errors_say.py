@@ -25,93 +25,78 @@ plain = lambda p, h, x: (h, h + x @ p['w'])
 alone = lambda p, h, x: h + braintrace.matmul(x, p['w'])
 loss = lambda out, y: out.sum()
 learner = functional.online(cell)
+SEQUENCE = jnp.zeros((6, 4, 3))
+
+
+def made(*inputs, model=gru, rule='D_RTRL', **options):
+    return lambda: braintrace.compile(model(), rule, *inputs, **options)
+
+
 SAID = {
-    r'Of a whole sequence, give one step: `xs\[0\]`. Other axes': lambda: braintrace.compile(
-        gru(), 'D_RTRL', jnp.zeros((6, 4, 3)), batch_size=4
+    r'Of a whole sequence, give one step: `xs\[0\]`. Other axes': made(SEQUENCE, batch_size=4),
+    r'state h of shape \(5,\).* Of a whole sequence, give one step': made(SEQUENCE[:, 0]),
+    'sees one sample of it. Of a whole sequence, give one step': (
+        made(SEQUENCE, batch_size=4, vmap=True)
     ),
-    'It has 7 features, and the layer takes 3': lambda: braintrace.compile(
-        gru(), 'D_RTRL', jnp.zeros((4, 7)), batch_size=4
+    'It has 7 features, and the layer takes 3': made(jnp.zeros((4, 7)), batch_size=4),
+    "no inputs are given.*example of one step's inputs.*compile": made(batch_size=4),
+    'seed is 1.5; give an int': made(X, seed=1.5),
+    "batchsize.*Did you mean 'batch_size'": made(X, batchsize=4),
+    "Did you mean 'decay_or_rank'": made(X, rule='ES_D_RTRL', decay=0.9),
+    'adapters.from_equinox': (
+        made(X, model=lambda: equinox.nn.GRUCell(3, 5, key=jax.random.key(0)))
     ),
-    "no inputs are given.*example of one step's inputs.*compile": lambda: braintrace.compile(
-        gru(), 'D_RTRL', batch_size=4
-    ),
-    'seed is 1.5; give an int': lambda: braintrace.compile(gru(), 'D_RTRL', X, seed=1.5),
+    'adapters.from_nnx': made(X, model=lambda: nnx.GRUCell(3, 5, rngs=nnx.Rngs(0))),
+    'no brainstate.HiddenState that holds a value': made(X, model=lambda: nn.Linear(3, 5)),
     'no inputs are given.*init': lambda: learner.init(P, H),
-    'adapters.from_equinox': lambda: braintrace.compile(
-        equinox.nn.GRUCell(3, 5, key=jax.random.key(0)), 'D_RTRL', X
-    ),
-    'adapters.from_nnx': lambda: braintrace.compile(
-        nnx.GRUCell(3, 5, rngs=nnx.Rngs(0)), 'D_RTRL', X
-    ),
-    'no brainstate.HiddenState that holds a value': lambda: braintrace.compile(
-        nn.Linear(3, 5), 'D_RTRL', X
-    ),
     'returned one array; return a pair': lambda: functional.online(alone).init(P, H, X),
+    'step returns. Of a whole sequence, give one step': (
+        lambda: functional.online(plain).init(P, H, SEQUENCE)
+    ),
+    r'matmul: x has shape \(6, 4, 3\).* Of a whole sequence': lambda: learner.init(P, H, SEQUENCE),
+    r'expected \(5, 2\) or \(batch, 5, 2\). Of a whole sequence': (
+        lambda: nn.Conv1d((5, 2), 3, 3)(jnp.zeros((6, 4, 5, 2)))
+    ),
     r"loss_fn\): missing a required argument: 'targets'.*\(params, state, inputs, targets\)": (
         lambda: learner.grad(loss)(P, X, X)
     ),
-    r"sequence_grad\(loss_fn\): missing a required argument: 'ys'": lambda: learner.sequence_grad(
-        loss
-    )(P, X, X),
+    r"sequence_grad\(loss_fn\): missing a required argument: 'ys'": (
+        lambda: learner.sequence_grad(loss)(P, X, X)
+    ),
+    r"heads\(\*losses\): missing a required argument: 'targets'": (
+        lambda: learner.heads(loss)(P, X, X)
+    ),
+    r"observed\(loss_fn\): missing a required argument: 'targets'": (
+        lambda: learner.observed(loss)(P, X, X)
+    ),
+    r'xs, ys, mask=None, reset=None\)`': (
+        lambda: learner.sequence_update(loss, optax.sgd(1))(P, X, X)
+    ),
+    r'loss_fn is called as `loss\(outputs, target\)`': lambda: learner.grad(lambda out: out.sum()),
     'no argument windw. Did you mean window': lambda: learner.sequence_grad(loss, windw=3),
+    'no argument carry. Did you mean keep_trace': lambda: learner.sequence_grad(loss, carry=1),
     'no argument trace_dtyp. Did you mean trace_dtype': lambda: rules.d_rtrl(trace_dtyp=3),
     'no argument batch. Did you mean batch_size': lambda: tasks.run(1, 2, 3, 4, batch=3),
     'Policy: there is no argument lanes. Did you mean batched': lambda: braintrace.Policy(lanes=()),
-    'no argument carry. Did you mean keep_trace': lambda: learner.sequence_grad(loss, carry=1),
-    r'state h of shape \(5,\).* Of a whole sequence, give one step': lambda: braintrace.compile(
-        gru(), 'D_RTRL', jnp.zeros((6, 3))
-    ),
-    'sees one sample of it. Of a whole sequence, give one step': lambda: braintrace.compile(
-        gru(), 'D_RTRL', jnp.zeros((6, 4, 3)), batch_size=4, vmap=True
-    ),
-    'step returns. Of a whole sequence, give one step': lambda: functional.online(plain).init(
-        P, H, jnp.zeros((6, 4, 3))
-    ),
-    r'matmul: x has shape \(6, 4, 3\).* Of a whole sequence': lambda: learner.init(
-        P, H, jnp.zeros((6, 4, 3))
-    ),
-    r'expected \(5, 2\) or \(batch, 5, 2\). Of a whole sequence': lambda: nn.Conv1d((5, 2), 3, 3)(
-        jnp.zeros((6, 4, 5, 2))
-    ),
-    r"heads\(\*losses\): missing a required argument: 'targets'": lambda: learner.heads(loss)(
-        P, X, X
-    ),
-    r"observed\(loss_fn\): missing a required argument: 'targets'": lambda: learner.observed(loss)(
-        P, X, X
-    ),
-    r'xs, ys, mask=None, reset=None\)`': lambda: learner.sequence_update(loss, optax.sgd(1))(
-        P, X, X
-    ),
-    r'loss_fn is called as `loss\(outputs, target\)`': lambda: learner.grad(lambda out: out.sum()),
-    "batchsize.*Did you mean 'batch_size'": lambda: braintrace.compile(
-        gru(), 'D_RTRL', X, batchsize=4
-    ),
-    "Did you mean 'decay_or_rank'": lambda: braintrace.compile(gru(), 'ES_D_RTRL', X, decay=0.9),
     'GRUCell: there is no argument winit. Did you mean w_init': lambda: nn.GRUCell(3, 5, winit=0),
-    'D_RTRL: there is no argument credt. Did you mean credit': lambda: braintrace.D_RTRL(
-        gru(), credt='whole'
+    'D_RTRL: there is no argument credt. Did you mean credit': (
+        lambda: braintrace.D_RTRL(gru(), credt='whole')
     ),
-    'matmul: there is no argument bia. Did you mean bias': lambda: braintrace.matmul(
-        X, P['w'], bia=0
+    'matmul: there is no argument bia. Did you mean bias': (
+        lambda: braintrace.matmul(X, P['w'], bia=0)
     ),
-    'element_wise: there is no argument weigth. Did you mean weight': lambda: (
-        braintrace.element_wise(weigth=X)
+    'element_wise: there is no argument weigth. Did you mean weight': (
+        lambda: braintrace.element_wise(weigth=X)
     ),
 }
 SHORT = {'trace_dtype': jnp.bfloat16}
 OPTIONS = [
-    ("'d_rtlr'.*Did you mean 'D_RTRL'", lambda: braintrace.compile(gru(), 'd_rtlr', X)),
-    ('learner class', lambda: braintrace.compile(gru(), 3, X)),
-    (
-        r'an array of shape \[4, 3\].*compile\(model, rule, \*inputs\)',
-        lambda: braintrace.compile(gru(), X, 'D_RTRL'),
-    ),
-    (r'call it: `d_rtrl\(...\)`', lambda: braintrace.compile(gru(), rules.d_rtrl, X)),
+    ("'d_rtlr'.*Did you mean 'D_RTRL'", made(X, rule='d_rtlr')),
+    ('learner class', made(X, rule=3)),
+    (r'an array of shape \[4, 3\].*compile\(model, rule, \*inputs\)', made('D_RTRL', rule=X)),
+    (r'call it: `d_rtrl\(...\)`', made(X, rule=rules.d_rtrl)),
     ('small already; trace_dtype is for d_', lambda: rules.es_d_rtrl(0.9, **SHORT)),
-    (
-        'small already; trace_dtype is for d_',
-        lambda: braintrace.compile(gru(), 'ES_D_RTRL', X, decay_or_rank=0.9, **SHORT),
-    ),
+    ('small already; trace_dtype is for d_', made(X, rule='ES_D_RTRL', decay_or_rank=0.9, **SHORT)),
     ('brainstate.nn.Module', lambda: braintrace.D_RTRL(3)),
     ('readout', lambda: compiled().get_etrace_of('nope')),
     *(
