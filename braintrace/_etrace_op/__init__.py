@@ -2,7 +2,12 @@
 
 from ._layouts import add_bias
 from ._primitive import (
+    BATCHED_PRIMITIVES,
     ETP_PRIMITIVES,
+    ETP_RULES_INIT_DRTRL,
+    ETP_RULES_INIT_PP,
+    ETP_RULES_XY_TO_DW,
+    ETP_RULES_YW_TO_W,
     REQUIRED_SLOTS,
     RULE_SLOTS,
     ETPPrimitive,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial, wraps
 from typing import Any
 
@@ -30,10 +30,48 @@ CONTRACTS = {
         'the gradient from a trace of another layout',
     ),
 }
-RULE_SLOTS = tuple(CONTRACTS)
 REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 ETP_PRIMITIVES: set[ETPPrimitive] = set()
+
+
+class RuleTable(Mapping):
+    """The rules in one slot by primitive: what each holds as its own."""
+
+    def __init__(self, slot: str):
+        self.slot = slot
+
+    def __getitem__(self, primitive: ETPPrimitive) -> Callable:
+        if primitive not in ETP_PRIMITIVES:
+            raise KeyError(primitive)
+        return primitive.own_rules[self.slot]
+
+    def __iter__(self) -> Iterator[ETPPrimitive]:
+        return (p for p in ETP_PRIMITIVES if self.slot in p.own_rules)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class BatchedPrimitives(Set):
+    """The registered primitives whose x and y have independent samples along axis 0."""
+
+    def __contains__(self, primitive: object) -> bool:
+        return primitive in ETP_PRIMITIVES and primitive.batched
+
+    def __iter__(self) -> Iterator[ETPPrimitive]:
+        return (p for p in ETP_PRIMITIVES if p.batched)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+RULE_SLOTS = {slot: RuleTable(slot) for slot in CONTRACTS}
+ETP_RULES_YW_TO_W = RULE_SLOTS['yw_to_w']
+ETP_RULES_XY_TO_DW = RULE_SLOTS['xy_to_dw']
+ETP_RULES_INIT_DRTRL = RULE_SLOTS['init_drtrl']
+ETP_RULES_INIT_PP = RULE_SLOTS['init_pp']
+BATCHED_PRIMITIVES = BatchedPrimitives()
 
 
 class PlatformTable(UserDict):

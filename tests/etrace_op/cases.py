@@ -225,8 +225,52 @@ def solve(case: Case, signal, trace, weights):
 def init(case: Case, x, weights, num_state: int, slot: str = 'init_drtrl'):
     """The empty trace, or another rule of the same arguments."""
     weight_vars = {n: variable(w) for n, w in weights.items()}
+    y = jax.ShapeDtypeStruct(case.y.shape, jnp.result_type(*weights.values()))
     bound = case.primitive.bound_rule(slot, case.rule_params)
-    return bound(variable(x), variable(case.y), weight_vars, num_state)
+    return bound(variable(x), variable(y), weight_vars, num_state)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def arguments(case: Case, dtype=None):
+    """x, weights and two derivatives of y."""
+    return (*case.draw(dtype=dtype), case.draw_y(1, dtype), case.draw_y(2, dtype))
+
+
+def laws(case: Case, x, weights, d, e) -> dict:
+    """Both sides of the equations that tie the rules together, by their names."""
+    entry, product = instant(case, x, e, weights), d * e
+    pull = jax.vjp(lambda w: case.impl(x, w), weights)[1]
+    found = {
+        'a gradient is the vjp': (gradient(case, x, e, weights), pull(e)[0]),
+        'carrying commutes with making': (
+            transport(case, d, entry),
+            instant(case, x, product, weights),
+        ),
+        'solving gives the vjp': (
+            solve(case, d, entry, weights),
+            gradient(case, x, product, weights),
+        ),
+    }
+    if case.primitive.batched:
+        whole = {n: t.sum(0) for n, t in entry.items()}
+        found['a whole batch is summed'] = entry_rule(case)(x, e, weights), whole
+    return found
+
+
+def results(case: Case, dtype=None, num_state: int = 1) -> dict:
+    """Everything that the rules return, to be traced for shapes and dtypes."""
+    x, weights, d, e = arguments(case, dtype)
+    entry = instant(case, x, e, weights)
+    return {
+        'gradient': gradient(case, x, e, weights),
+        'entry': entry,
+        'carried': transport(case, d, entry),
+        'solved': solve(case, d, entry, weights),
+        'empty': init(case, x, weights, num_state),
+    }
 
 
 def sides(pairs: dict) -> tuple[dict, dict]:

@@ -10,6 +10,9 @@ import saiunit as u
 
 import braintrace
 from braintrace.errors import EtpDtypeError, EtpShapeError
+from tests import oracles
+from tests.compare import assert_close
+from tests.gradients.harness import learn, learn_by_steps
 from tests.tiers import first, in_turn, pairwise
 
 ROWS, FEATURES, BATCH, STEPS = 7, 4, 3, 5
@@ -45,24 +48,27 @@ RULES = {
 }
 
 
-def run(look_up, rule, window):
+def cell_of(look_up):
     def cell(w, h, i):
         h = jnp.tanh(0.9 * h + look_up(i, w))
         return h, h
 
-    learner = braintrace.functional.online(cell, rule)
-    xs, table = jnp.asarray(INDICES), jnp.asarray(TABLE)
-    state = learner.init(table, jnp.zeros((BATCH, FEATURES)), xs[0])
-    loss = lambda out, _: jnp.sum(out**3)
+    return cell
+
+
+def cubes(out, _):
+    return jnp.sum(out**3)
+
+
+def data(indices=INDICES, table=TABLE):
+    lanes = indices.shape[1:]
+    return jnp.asarray(table), jnp.zeros((*lanes, FEATURES)), indices, indices, cubes
+
+
+def run(look_up, rule, window):
     if window == 'steps':
-        step, total = jax.jit(learner.grad(loss)), 0.0
-        for x in xs:
-            grads, _, _, state = step(table, state, x, x)
-            total += grads
-        return total
-    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(
-        table, state, xs, xs
-    )[0]
+        return learn_by_steps(braintrace.functional.online(cell_of(look_up), rule), *data())
+    return learn(cell_of(look_up), rule, *data(), window)[0]
 
 
 @pytest.mark.tier(quick=0, one_in=4)
@@ -75,15 +81,8 @@ def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
 
 
 def test_its_gradient_is_that_of_backpropagation_through_time():
-    def whole(w):
-        h, total = jnp.zeros((BATCH, FEATURES)), 0.0
-        for i in INDICES:
-            h = jnp.tanh(0.9 * h + w[i])
-            total += jnp.sum(h**3)
-        return total
-
     got = run(MINE['batch'], RULES['d_rtrl'], 2)
-    np.testing.assert_allclose(got, jax.grad(whole)(jnp.asarray(TABLE)), rtol=1e-12)
+    assert_close(got, oracles.by_time(cell_of(lambda i, w: w[i]), *data()))
 
 
 @pytest.mark.tier(quick=1)
@@ -102,20 +101,11 @@ def test_values_gradients_and_units(dtype):
 @pytest.mark.tier(quick=0, one_in=2)
 @in_turn(first(np.int8), dtype=[np.int8, np.uint8, np.uint16, np.uint64], lanes=[(), (1,), (3,)])
 def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, lanes):
-    rows, xs = 300, RNG.integers(0, 100, (STEPS, *lanes))
-    table, h0 = jnp.asarray(RNG.normal(size=(rows, FEATURES))), jnp.zeros((*lanes, FEATURES))
-
-    def gradient(xs):
-        learner = braintrace.functional.online(
-            lambda w, h, i: (jnp.tanh(0.9 * h + braintrace.embedding(i, w)),) * 2,
-            braintrace.rules.d_rtrl(),
-        )
-        run = learner.sequence_grad(lambda out, _: jnp.sum(out**3), window=1)
-        return run(table, learner.init(table, h0, xs[0]), xs, xs)[0]
-
-    narrow, wide = (gradient(jnp.asarray(xs, kind)) for kind in (dtype, np.int32))
-    np.testing.assert_allclose(narrow, wide, rtol=1e-12)
-    rows = braintrace.embedding(jnp.asarray(xs[0], dtype), table)
+    xs, table = RNG.integers(0, 100, (STEPS, *lanes)), RNG.normal(size=(300, FEATURES))
+    cell, rule = cell_of(braintrace.embedding), RULES['d_rtrl']
+    kinds = (dtype, np.int32)
+    assert_close(*(learn(cell, rule, *data(xs.astype(kind), table), 1)[0] for kind in kinds))
+    rows = braintrace.embedding(jnp.asarray(xs[0], dtype), jnp.asarray(table))
     np.testing.assert_array_equal(rows, table[xs[0]])
 
 

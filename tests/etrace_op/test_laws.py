@@ -14,7 +14,7 @@ from braintrace import _etrace_op as ops
 from tests.compare import assert_close
 
 from . import cases
-from .cases import ALL, FILLED, UNBATCHED
+from .cases import ALL, FILLED, UNBATCHED, results, stack
 
 every_case = pytest.mark.parametrize('case', ALL, ids=str)
 
@@ -23,25 +23,12 @@ def combine(a, b):
     return jax.tree.map(lambda a, b: 2 * a - 3 * b, a, b)
 
 
-def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
 def pairs(case, x, weights, other_x, d, e, signals):
     """Both sides of each equation, by its name; one program for a case."""
     trace, other = cases.instant(case, x, e, weights), cases.instant(case, x, d, weights)
-    transport, product = functools.partial(cases.transport, case), d * e
+    transport = functools.partial(cases.transport, case)
     carried, other_carried = transport(d, trace), transport(d, other)
-    found = {
-        'a gradient is the vjp': (
-            cases.gradient(case, x, d, weights),
-            jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0],
-        ),
-        'carrying commutes with making': (carried, cases.instant(case, x, product, weights)),
-        'solving gives the vjp': (
-            cases.solve(case, d, trace, weights),
-            cases.gradient(case, x, d * e, weights),
-        ),
+    found = cases.laws(case, x, weights, d, e) | {
         'linear in the trace': (
             transport(d, combine(trace, other)),
             combine(carried, other_carried),
@@ -58,10 +45,8 @@ def pairs(case, x, weights, other_x, d, e, signals):
     }
     if case.x is not None:
         found['linear in x, or independent of it'] = linear_in_x(case, x, other_x, d, weights)
-    if case.primitive.batched:
-        whole = {n: t.sum(0) for n, t in trace.items()}
-        found['a whole batch is summed'] = cases.entry_rule(case)(x, e, weights), whole
-        found |= sample_by_sample(case, x, weights, d, trace, carried) if len(x) else {}
+    if case.primitive.batched and len(x):
+        found |= sample_by_sample(case, x, weights, d, trace, carried)
     return found
 
 
@@ -100,8 +85,8 @@ def program(case):
 
 
 def arguments(case):
-    signals = jnp.stack([case.draw_y(3), case.draw_y(4)], -1)
-    return (*case.draw(), case.draw(5)[0], case.draw_y(1), case.draw_y(2), signals)
+    x, weights, d, e = cases.arguments(case)
+    return x, weights, case.draw(5)[0], d, e, jnp.stack([case.draw_y(3), case.draw_y(4)], -1)
 
 
 @functools.cache
@@ -125,20 +110,6 @@ def test_a_number_that_is_not_finite_neither_crashes_nor_changes_shapes(case, ba
         x = jnp.asarray(np.where(np.arange(x.size).reshape(x.shape) == 0, bad, x))
     got = program(case)(x, weights, *others)
     assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, both_sides(case))
-
-
-def results(case, dtype=None, num_state=1):
-    """Everything that the rules return, to be traced for shapes and dtypes."""
-    x, weights = case.draw(dtype=dtype)
-    d = case.draw_y(1, dtype)
-    trace = cases.instant(case, x, d, weights)
-    return {
-        'gradient': cases.gradient(case, x, d, weights),
-        'entry': trace,
-        'carried': cases.transport(case, d, trace),
-        'solved': cases.solve(case, d, trace, weights),
-        'empty': cases.init(case, x, weights, num_state),
-    }
 
 
 @pytest.mark.tier(quick=72)
@@ -228,18 +199,8 @@ random_shapes = settings(max_examples=8)
 
 
 def keeps_the_laws(case):
-    x, weights = case.draw()
-    d, e = case.draw_y(1), case.draw_y(2)
-
-    @cases.compiled
-    def run(x, weights, d, e):
-        trace = cases.instant(case, x, e, weights)
-        return (
-            (cases.transport(case, d, trace), cases.solve(case, d, trace, weights)),
-            (cases.instant(case, x, d * e, weights), cases.gradient(case, x, d * e, weights)),
-        )
-
-    assert_close(*run(x, weights, d, e), absolute=1e-12)
+    run = cases.compiled(functools.partial(cases.laws, case))
+    assert_close(*cases.sides(run(*cases.arguments(case))), absolute=1e-12)
 
 
 @pytest.mark.slow

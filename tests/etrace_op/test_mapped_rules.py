@@ -19,7 +19,7 @@ from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
 
 from . import cases
-from .cases import ALL, FILLED, primitives_in
+from .cases import ALL, FILLED, primitives_in, results, stack
 
 LANES = 2
 
@@ -155,17 +155,6 @@ ALONE = [some(case)[0] for case in EVERY_PRIMITIVE]
 every_case = table([*ONCE, *TWICE, *THRICE, *REST], [*ALONE, *TWICE[:4]], REST[1::2])
 
 
-def representative(half):
-    """Of those that are not quick, this half is in the gate."""
-    found, quick = [*SOME, *TWICE, *THRICE], [*ALONE[half::2], *TWICE[half:4:2]]
-    rest = [c for c in found if c not in quick]
-    return table(found, quick, rest[1 - half :: 2])
-
-
-def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
 def by_loop(case, x, d, weights):
     """y, gradient and entry from the unmapped implementation and rules, lane by lane; d is an array
     or a list of lanes.
@@ -181,58 +170,32 @@ def by_loop(case, x, d, weights):
 
 def pairs(case, x, weights, d, e):
     """Both sides of each equation, by its name; one program for a case."""
-    entry, product = cases.instant(case, x, e, weights), d * e
-    y, gradient, expected = by_loop(case, x, e, weights)
-    of_rule, of_product = (cases.gradient(case, x, each, weights) for each in (e, product))
-    carried, made = cases.transport(case, d, entry), cases.instant(case, x, product, weights)
-    found = {
+    y, gradient, entry = by_loop(case, x, e, weights)
+    return cases.laws(case, x, weights, d, e) | {
         'the primitive is its lanes': (case.call(x, weights), y),
-        'a gradient is the sum of the lanes': (of_rule, gradient),
-        'a gradient is the vjp': (of_rule, jax.vjp(lambda w: case.impl(x, w), weights)[1](e)[0]),
-        'an entry is the stack of the lanes': (entry, expected),
-        'carrying commutes with making': (carried, made),
-        'solving gives the vjp': (cases.solve(case, d, entry, weights), of_product),
+        'a gradient is the sum of the lanes': (cases.gradient(case, x, e, weights), gradient),
+        'an entry is the stack of the lanes': (cases.instant(case, x, e, weights), entry),
     }
-    if case.primitive.batched:
-        whole = {n: t.sum(0) for n, t in entry.items()}
-        found['a whole batch is summed'] = cases.entry_rule(case)(x, e, weights), whole
-    return found
-
-
-def arguments(case, dtype=None):
-    return (*case.draw(dtype=dtype), case.draw_y(1, dtype), case.draw_y(2, dtype))
 
 
 @pytest.mark.tier(quick=5, one_in=8)
 @every_case
 def test_rules_of_a_mapped_primitive_keep_the_laws_and_are_those_of_its_lanes(case):
-    got, expected = cases.sides(cases.compiled(functools.partial(pairs, case))(*arguments(case)))
-    assert_close(got, expected)
-
-
-def results(case, num_state, dtype=None):
-    x, weights, d, e = arguments(case, dtype)
-    entry = cases.instant(case, x, e, weights)
-    return {
-        'gradient': cases.gradient(case, x, e, weights),
-        'entry': entry,
-        'carried': cases.transport(case, d, entry),
-        'solved': cases.solve(case, d, entry, weights),
-        'empty': cases.init(case, x, weights, num_state),
-        'output': {'y': cases.init(case, x, weights, num_state, 'init_pp')},
-    }
+    run = cases.compiled(functools.partial(pairs, case))
+    assert_close(*cases.sides(run(*cases.arguments(case))))
 
 
 @pytest.mark.tier(one_in=2)
 @every_case
 def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
-    found = jax.eval_shape(lambda: results(case, 3))
+    found = jax.eval_shape(lambda: results(case, num_state=3))
     shapes = {what: {n: e.shape for n, e in entry.items()} for what, entry in found.items()}
     assert shapes['empty'] == {n: (*shape, 3) for n, shape in shapes['entry'].items()}
     assert shapes['carried'] == shapes['entry']
     assert shapes['solved'] == shapes['gradient'] == case.weights
-    assert shapes['output'] == {'y': (*case.y.shape, 3)}
-    lane = jax.eval_shape(lambda: results(case.lane, 3))
+    output = jax.eval_shape(lambda: cases.init(case, *case.draw(), 3, 'init_pp'))
+    assert output.shape == (*case.y.shape, 3)
+    lane = jax.eval_shape(lambda: results(case.lane, num_state=3))
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
 
 
@@ -243,17 +206,12 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     dtype=[jnp.float32, jnp.bfloat16],
 )
 def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
-    found = jax.eval_shape(
-        lambda: {n: r for n, r in results(case, 1, dtype).items() if n != 'output'}
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-    x, weights = case.draw(dtype=dtype)
-    y = cases.variable(case.draw_y(0, dtype))
-    weight_vars = {n: cases.variable(w) for n, w in weights.items()}
-    init_pp = case.primitive.bound_rule('init_pp', case.rule_params)
-    zeros = init_pp(cases.variable(x), y, weight_vars, 1)
-    assert zeros.dtype == dtype
-    assert not any(e.any() for e in (zeros, *cases.init(case, x, weights, 1).values()))
+    found = jax.eval_shape(lambda: results(case, dtype))
+    empty = [
+        cases.init(case, *case.draw(dtype=dtype), 1, slot) for slot in ('init_pp', 'init_drtrl')
+    ]
+    assert {leaf.dtype for leaf in jax.tree.leaves((found, empty))} == {jnp.dtype(dtype)}
+    assert not any(leaf.any() for leaf in jax.tree.leaves(empty))
 
 
 @pytest.mark.parametrize(
@@ -291,28 +249,6 @@ def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():
 
 def loss(call, x, weights):
     return jnp.sum(jnp.sin(call(x, weights)))
-
-
-@pytest.mark.tier(quick=0, one_in=8)
-@representative(0)
-def test_transformations_of_a_mapped_primitive_are_those_of_its_lanes(case):
-    x, weights = case.draw()
-    expected = jax.grad(lambda w: jnp.sum(jnp.sin(by_loop(case, x, case.draw_y(1), w)[0])))(weights)
-
-    @cases.compiled
-    def run(x, weights):
-        gradient = jax.grad(functools.partial(loss, case.call), 1)
-        tangent = jax.tree.map(jnp.cos, weights)
-        return (
-            gradient(x, weights),
-            jax.grad(jax.checkpoint(functools.partial(loss, case.call)), 1)(x, weights),
-            [jax.jvp(lambda w: fn(x, w), (weights,), (tangent,)) for fn in (case.call, case.impl)],
-        )
-
-    gradient, remat, (tangents, of_impl) = run(x, weights)
-    assert_close(gradient, expected)
-    assert_close(remat, expected)
-    assert_close(tangents, of_impl)
 
 
 @pytest.mark.tier(quick=8, one_in=2)
@@ -411,8 +347,8 @@ def zeros(op, coords):
     return layout.by_state(entries.apart(entries.OpTrace(op, coords).zeros(2)))
 
 
-@pytest.mark.tier(quick=1, one_in=4)
-@representative(1)
+@pytest.mark.tier(quick=1, one_in=8)
+@table([*SOME, *TWICE, *THRICE], ALONE, [])
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     """Zeros, one step's entries, their sum over time as one contraction, and the gradient from
     it.

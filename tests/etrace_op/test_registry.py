@@ -28,7 +28,6 @@ def rule(*args, **params):
     return {'weight': jnp.zeros(())}
 
 
-GOOD = 'etp_test', impl
 SPEC = ops.ETPPrimitiveSpec(
     'etp_test', impl, rule, rule, rule, rule, lambda params: {'weight': 1}, batched=True
 )
@@ -40,25 +39,25 @@ def names(table):
     return {name for name in found if name in BUILT_IN or name.startswith('etp_test')}
 
 
-def with_rules(*slots):
-    """Names of the primitives that have a rule of their own in each of these slots."""
-    return names(p for p in ops.ETP_PRIMITIVES if set(slots) <= set(p.own_rules))
-
-
 def test_the_eight_primitives_and_what_they_declare():
     every = ops.ETP_PRIMITIVES
     assert names(every) == BUILT_IN
     batched = {'etp_conv', 'etp_mm', 'etp_lora_mm', 'etp_sp_mm'}
-    assert names(p for p in every if p.batched) == batched
+    assert names(ops.BATCHED_PRIMITIVES) == names(p for p in every if p.batched) == batched
     assert names(p for p in every if p.gradient_enabled) == {'etp_elemwise'}
     assert names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
-    assert with_rules(*ops.REQUIRED_SLOTS) == BUILT_IN
+    published = ops.ETP_RULES_YW_TO_W, ops.ETP_RULES_XY_TO_DW, ops.ETP_RULES_INIT_DRTRL
+    for table in (*published, ops.ETP_RULES_INIT_PP):
+        assert names(table) == names(table.keys()) == BUILT_IN and len(table) >= len(BUILT_IN)
     own = {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
-    assert with_rules('instant_drtrl') == with_rules('solve_drtrl') == own
+    assert names(ops.RULE_SLOTS['instant_drtrl']) == names(ops.RULE_SLOTS['solve_drtrl']) == own
 
 
 def test_membership_asks_the_set():
     assert ops.is_etp_primitive(ops.etp_mm_p) and not ops.is_etp_primitive(jax.lax.add_p)
+    for table in (ops.BATCHED_PRIMITIVES, ops.ETP_RULES_YW_TO_W):
+        assert ops.etp_mm_p in table and jax.lax.add_p not in table
+    assert ops.etp_mv_p not in ops.BATCHED_PRIMITIVES
 
 
 @pytest.mark.parametrize('name', sorted(BUILT_IN))
@@ -100,19 +99,19 @@ def test_class_style_registration_fills_the_set_and_defaults():
     flagged = ops.register_primitive(
         'etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None
     )
-    assert flagged.batched and flagged.gradient_enabled
+    assert flagged.batched and flagged.gradient_enabled and flagged in ops.BATCHED_PRIMITIVES
     assert flagged.x_invar_index is None
 
 
-@pytest.mark.parametrize('slot', ops.RULE_SLOTS)
-def test_each_slot_has_a_method_that_returns_the_rule(slot):
+@pytest.mark.parametrize(('slot', 'registry'), ops.RULE_SLOTS.items())
+def test_each_slot_has_a_method_that_returns_the_rule_and_one_registry(slot, registry):
     primitive = ops.register_primitive('etp_test', impl)
     assert primitive.optional_rule(slot) is None
     assert getattr(primitive, f'register_{slot}')(rule) is rule
-    found = primitive.own_rules[slot], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
+    found = registry[primitive], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
     assert all(each is rule for each in found)
     del primitive.own_rules[slot]
-    assert primitive.optional_rule(slot) is None
+    assert primitive not in registry and primitive.optional_rule(slot) is None
 
 
 def test_several_rules_are_registered_at_once_and_none_leaves_a_slot_alone():
@@ -143,14 +142,6 @@ def test_a_refused_rule_registers_none_of_those_beside_it(rules, message):
     assert not any(primitive.optional_rule(slot) for slot in ops.RULE_SLOTS)
 
 
-def test_a_rule_that_is_no_function_or_of_no_slot_is_refused():
-    with pytest.raises(RuleContractError, match="the rule 'yw_to_w' of 'etp_mm' is a NoneType"):
-        ops.etp_mm_p.register_yw_to_w(None)
-    for ask in (ops.etp_mm_p.rule, ops.etp_mm_p.optional_rule):
-        with pytest.raises(RuleContractError, match="no rule slot is called 'init'"):
-            ask('init')
-
-
 def test_a_missing_rule_names_primitive_rule_and_algorithm():
     primitive = ops.register_primitive('etp_test', impl)
     message = r"'etp_test' has no rule 'init_pp', which ES_D_RTRL needs.*register_init_pp"
@@ -162,22 +153,62 @@ def test_a_missing_rule_names_primitive_rule_and_algorithm():
         primitive.mapped((0, 0)).rule('init_pp', 'ES_D_RTRL')
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'options', 'message'),
-    [
-        (('etp_mm', impl), {}, 'registered already. Choose another name, or keep the primitive'),
-        (('', impl), {}, "needs a name, found ''"),
-        ((3, impl), {}, 'needs a name, found 3'),
-        (('etp_test', None), {}, "the implementation of 'etp_test' is a NoneType"),
-        (GOOD, {'trainable_invars_fn': {}}, "trainable_invars_fn of 'etp_test' is a dict"),
-        (GOOD, {'x_invar_index': -1}, 'x_invar_index .* is -1, expected an integer >= 0 or None'),
-        (GOOD, {'y_outvar_index': None}, 'y_outvar_index .* is None, expected an integer >= 0'),
-    ],
-)
-def test_a_malformed_primitive_is_refused_and_nothing_is_registered(arguments, options, message):
+def registered(name='etp_test', fn=impl, **options):
+    return lambda: ops.register_primitive(name, fn, **options)
+
+
+def of_spec(**changes):
+    return lambda: ops.register_primitive_spec(dataclasses.replace(SPEC, **changes))
+
+
+REFUSED = [  # a call, and what it says
+    (registered('etp_mm'), 'registered already. Choose another name, or keep the primitive'),
+    (registered(''), "needs a name, found ''"),
+    (registered(3), 'needs a name, found 3'),
+    (registered(fn=None), "the implementation of 'etp_test' is a NoneType"),
+    (registered(trainable_invars_fn={}), "trainable_invars_fn of 'etp_test' is a dict"),
+    (registered(x_invar_index=-1), 'x_invar_index .* is -1, expected an integer >= 0 or None'),
+    (registered(y_outvar_index=None), 'y_outvar_index .* is None, expected an integer >= 0'),
+    (of_spec(yw_to_w=None), "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw"),
+    (
+        of_spec(xy_to_dw=None, init_pp=None, trainable_invars_fn=None),
+        'lacks xy_to_dw, init_pp, trainable_invars_fn',
+    ),
+    (
+        of_spec(init_drtrl=3, solve_drtrl='a'),
+        'init_drtrl is a int, solve_drtrl is a str; every rule is a function',
+    ),
+    (of_spec(name='etp_mv'), "'etp_mv' is registered already"),
+    (of_spec(impl=3), 'the implementation'),
+    (
+        lambda: ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_test', impl)),
+        'lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn',
+    ),
+    (
+        lambda: ops.ETPPrimitiveSpec(name='etp_test', impl=impl, yw_to_dw=rule),
+        "has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w",
+    ),
+    (
+        lambda: ops.register_primitive_spec({'name': 'etp_test'}),
+        'expected an ETPPrimitiveSpec, found a dict',
+    ),
+    (lambda: ops.get_primitive_spec(jax.lax.add_p), "'add' is not an ETP primitive"),
+    (
+        lambda: dataclasses.replace(SPEC, trainable_invars_fn=None).resolve_trainable_invars({}),
+        'lacks|no trainable_invars_fn',
+    ),
+    (lambda: ops.etp_mm_p.register_yw_to_w(None), "the rule 'yw_to_w' of 'etp_mm' is a NoneType"),
+    (lambda: ops.etp_mm_p.rule('init'), "no rule slot is called 'init'"),
+    (lambda: ops.etp_mm_p.optional_rule('init'), "no rule slot is called 'init'"),
+]
+
+
+@pytest.mark.parametrize(('call', 'message'), REFUSED)
+def test_what_is_malformed_is_refused_and_nothing_is_registered(call, message):
     with pytest.raises(RuleContractError, match=message):
-        ops.register_primitive(*arguments, **options)
-    assert names(ops.ETP_PRIMITIVES) == BUILT_IN
+        call()
+    tables = ops.ETP_PRIMITIVES, ops.ETP_RULES_YW_TO_W, ops.ETP_PRIMITIVE_SPECS
+    assert all(names(table) == BUILT_IN for table in tables)
 
 
 @pytest.mark.parametrize(
@@ -203,47 +234,10 @@ def test_a_spec_is_frozen():
         SPEC.batched = False
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'yw_to_w': None}, "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw"),
-        (
-            {'xy_to_dw': None, 'init_pp': None, 'trainable_invars_fn': None},
-            'lacks xy_to_dw, init_pp, trainable_invars_fn',
-        ),
-        (
-            {'init_drtrl': 3, 'solve_drtrl': 'a'},
-            'init_drtrl is a int, solve_drtrl is a str; every rule is a function',
-        ),
-        ({'name': 'etp_mv'}, "'etp_mv' is registered already"),
-        ({'impl': 3}, 'the implementation'),
-    ],
-)
-def test_a_bad_spec_is_refused_and_nothing_is_registered(changes, message):
-    with pytest.raises(RuleContractError, match=message):
-        ops.register_primitive_spec(dataclasses.replace(SPEC, **changes))
-    assert names(ops.ETP_PRIMITIVES) == names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
-
-
-def test_absent_and_misnamed_rules_of_a_spec_are_refused():
-    lacking = 'lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn'
-    with pytest.raises(RuleContractError, match=lacking):
-        ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_test', impl))
-    misnamed = "has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w"
-    with pytest.raises(RuleContractError, match=misnamed):
-        ops.ETPPrimitiveSpec(name='etp_test', impl=impl, yw_to_dw=rule)
-    with pytest.raises(RuleContractError, match='expected an ETPPrimitiveSpec, found a dict'):
-        ops.register_primitive_spec({'name': 'etp_test'})
-
-
 def test_asking_for_a_spec_that_is_not_there_says_why():
     message = "'etp_test' was registered without a spec; `register_primitive_spec"
     with pytest.raises(RuleContractError, match=message):
         ops.get_primitive_spec(ops.register_primitive('etp_test', impl))
-    with pytest.raises(RuleContractError, match="'add' is not an ETP primitive"):
-        ops.get_primitive_spec(jax.lax.add_p)
-    with pytest.raises(RuleContractError, match='lacks|no trainable_invars_fn'):
-        dataclasses.replace(SPEC, trainable_invars_fn=None).resolve_trainable_invars({})
 
 
 def with_rule(slot, fn):

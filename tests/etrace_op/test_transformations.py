@@ -102,22 +102,6 @@ def test_an_eager_call_equals_a_jitted_one(case):
         assert_close(case.call(*args), expected)
 
 
-@pytest.mark.tier(quick=17)
-@every_case
-def test_forward_mode_agrees_with_finite_differences(case):
-    x, weights = case.draw(0)
-    tangent = case.draw(1)[1]
-    step = 1e-6
-
-    @cases.compiled
-    def run(weights):
-        by = lambda sign: jax.tree.map(lambda w, t: w + sign * step * t, weights, tangent)
-        moved = (case.call(x, by(1)) - case.call(x, by(-1))) / (2 * step)
-        return jax.jvp(lambda w: case.call(x, w), (weights,), (tangent,))[1], moved
-
-    assert_close(*run(weights), relative=1e-6)
-
-
 @every_case
 def test_the_jaxpr_shows_the_primitive_once_also_under_differentiation(case):
     args = case.draw()
