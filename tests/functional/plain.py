@@ -66,11 +66,7 @@ def on_devices(file, number: int, **more):
     flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={number}'
     env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT), **more)
     done = subprocess.run(
-        [sys.executable, '-W', 'ignore', file],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [sys.executable, '-W', 'ignore', file], env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -11,7 +11,7 @@ import braintrace
 from braintrace import functional, rules
 from tests import oracles
 from tests.compare import added, assert_close
-from tests.gradients.harness import learn
+from tests.gradients.harness import assert_exact, learn
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
@@ -42,10 +42,7 @@ def online(cell, params, carry, rule, window=None, steps=T, **given):
 
 
 def check(cell, params, carry, window=2):
-    """The learner of D_RTRL, whose gradient is that of backpropagation."""
-    learner, got = online(cell, params, carry, rules.d_rtrl(), window)
-    assert_close(got, bptt(cell, params, carry))
-    return learner
+    return assert_exact(cell, rules.d_rtrl(), params, carry, X, X, loss, window)
 
 
 def leaky(p, h, x):
@@ -136,26 +133,6 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
         got, _, _, state = grad(params, fresh.replace(trace=state.trace), X[t], X[t])
         found.append(got)
     assert_close(whole, added(found))
-
-
-def test_an_op_inside_control_flow_behind_the_state_stays_exact():
-    def cell(p, h, x):
-        h = 0.8 * h + mm(x, p['w'])
-        return jax.lax.scan(lambda c, _: (jnp.tanh(mm(c, p['o'])), None), h, None, length=2)[0], h
-
-    check(cell, {'w': W, 'o': 0.3 * np.eye(N)}, H)
-
-
-@pytest.mark.tier(quick=1)
-@both_rules
-def test_weights_of_lower_precision_than_the_state_work(rule):
-    def cell(p, h, x):
-        h = 0.8 * h + jnp.tanh(mm(x.astype(jnp.float32), p['w']))
-        return h, h
-
-    params = {'w': jnp.asarray(W, jnp.float32)}
-    one, _ = (online(cell, params, H, rule, window=w)[1]['w'] for w in (1, None))
-    np.testing.assert_allclose(one, online(cell, params, H, rule, window=2)[1]['w'], rtol=1e-5)
 
 
 def test_a_constant_random_key_in_the_step_is_no_obstacle():

@@ -8,7 +8,6 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace._windows.runs import counts_along
 from braintrace.errors import OptionError, StructureError
 from tests.precision import float64 as float64
 
@@ -103,14 +102,6 @@ def test_integer_and_boolean_states_start_anew_with_their_lane(way):
     assert state.carry['clock'].tolist() == [4, 3, 4] and state.t.tolist() == [4, 2, 2]
 
 
-def test_one_flag_puts_everything_back():
-    learner, carry, state = states()
-    for t in range(T):
-        _, state = learner.step(PARAMS, state, XS[t])
-    again = functional.reset(state, True, carry)
-    jax.tree.map(np.testing.assert_array_equal, again.carry, carry)
-
-
 def shared(p, c, x):
     """A threshold that all samples share, as wide as the batch."""
     h = 0.8 * c['h'] + drive(p, c['h'], x) - 0.1 * c['th']
@@ -134,11 +125,7 @@ H = np.zeros((B, N))
 UNKNOWN = {
     'th': (shared, np.zeros(N), ['float64[3]', "Policy(batched=('th',))", 'all lanes share']),
     'count': (counted, np.zeros(B, int), ['int64[3]', "Policy(batched=('count',))"]),
-    'clock': (
-        clocked,
-        np.zeros((), int),
-        ['int64[]', 'learner.reset_state()', 'ShortTermState'],
-    ),
+    'clock': (clocked, np.zeros((), int), ['int64[]', 'learner.reset_state()', 'ShortTermState']),
 }
 
 
@@ -248,17 +235,3 @@ def test_the_step_count_stays_at_the_largest_number(rule):
     most = [np.iinfo(np.int32).max] * B
     assert end.t.tolist() == learner.step(PARAMS, last, XS[0])[1].t.tolist() == most
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
-
-
-@pytest.mark.parametrize('lanes', [(), (3,)])
-@pytest.mark.parametrize('shared', [True, False])
-def test_the_counts_of_a_window_are_those_of_its_steps(lanes, shared):
-    most, length = np.iinfo(np.int32).max, 6
-    flags = np.random.default_rng(0).random((length, *(() if shared else lanes))) < 0.3
-    t = np.resize([most - 2, 0, 7], lanes).astype(np.int32)
-    counts, end = counts_along(jnp.asarray(t), jnp.asarray(flags), length)
-    for flag, count in zip(flags, counts, strict=True):
-        t = np.where(flag, 0, t)
-        np.testing.assert_array_equal(count, t)
-        t = np.minimum(t.astype(np.int64) + 1, most)
-    np.testing.assert_array_equal(end, t)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import Penalised, functional, rules
@@ -193,26 +192,13 @@ def test_a_single_step_differentiates_the_sum_and_returns_the_loss():
 
 
 @pytest.mark.slow
-def test_several_seeds_and_shards_give_the_same_numbers():
-    """A penalty may be one number for all shards beside a loss of each."""
+def test_several_seeds_are_each_seed_by_itself():
     learner, state = start(D_RTRL)
     run = learner.sequence_grad(penalised, window=4)
     want, *_ = jax.jit(run)(PARAMS, state, XS, UNKNOWN, MASK)
     two = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), PARAMS)
     mapped = jax.vmap(lambda p: run(p, state, XS, UNKNOWN, MASK)[0])
     assert_close(jax.tree.map(lambda g: g[0], jax.jit(mapped)(two)), want)
-
-    def shared(output, y):
-        return Penalised(squared(output, y), jax.lax.psum(rate(output), 'a'))
-
-    def each(p, xs, ys):
-        grad = learner.sequence_grad(shared, window=4)
-        state = learner.init(p, jnp.zeros((xs.shape[1], N)), xs[0])
-        return jax.lax.psum(grad(p, state, xs, ys, MASK)[0], 'a')
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('a',))
-    specs = {'mesh': mesh, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
-    assert_close(jax.jit(jax.shard_map(each, **specs))(PARAMS, XS, UNKNOWN), want)
 
 
 def test_one_call_may_make_the_loss_and_the_penalty():

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import NotCompiledError, OptionError, StructureError
-from tests.compare import added, assert_close
+from braintrace.errors import NotCompiledError, StructureError
+from tests.compare import assert_close
 from tests.precision import float64 as float64
 
 from . import plain
@@ -91,10 +90,9 @@ def test_jitted_equals_eager_and_a_second_call_does_not_trace_the_cell():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', RULES, ids=str)
-def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners(rule):
+def test_mapped_lanes_equal_the_batch(rule):
     learner, params, state, xs, ys = started(rule)
-    whole = jax.jit(learner.sequence_grad(loss, reduction='sum'))
-    want, *_ = whole(params, state, xs, ys)
+    want, *_ = jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)
     single = functional.online(cell, rule)
     lanes = jax.vmap(lambda h, x: single.init(params, {'h': h, 'count': jnp.array(0)}, x))(
         state.carry['h'], xs[0]
@@ -103,49 +101,11 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     got, *_ = run(params, lanes, xs, ys)
     assert_close(jax.tree.map(lambda g: g.sum(0), floats(got)), floats(want), 1e-11)
 
-    ensemble = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    run = jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))
-    both, *_ = jax.jit(run)(ensemble, state, xs, ys)
-    for k in range(2):
-        member = jax.tree.map(lambda p, k=k: p[k], ensemble)
-        one, *_ = whole(member, state, xs, ys)
-        assert_close(jax.tree.map(lambda p, k=k: p[k], floats(both)), floats(one), 1e-11)
-
-
-def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
-    learner = functional.online(lambda w, h, x: (h, 0.5 * h + braintrace.matmul(x, w)), RULES[0])
-    optimizer = optax.sgd(0.1)
-    w, xs, ys = jnp.ones((I, N)), jnp.ones((T, B, I)), jnp.ones((T, B, N))
-    state = learner.init(w, jnp.zeros((B, N)), xs[0])
-
-    def shows(fn, *args) -> bool:
-        return 'io_callback' in str(jax.make_jaxpr(fn)(*args))
-
-    for progress in (True, False):
-        grad = learner.sequence_grad(loss, progress=progress)
-        train = learner.sequence_update(loss, optimizer, progress=progress)
-        assert shows(grad, w, state, xs, ys) is progress
-        assert shows(train, w, optimizer.init(w), state, xs, ys) is progress
-        assert not shows(jax.vmap(lambda xs: grad(w, state, xs, ys)), xs[None])
-    with pytest.raises(OptionError, match='progress is 2; give True, False or'):
-        learner.sequence_grad(loss, progress=2)
-    with pytest.raises(OptionError, match='progress is 2; give True, False or'):
-        learner.sequence_update(loss, optimizer, progress=2)
-
 
 def test_forward_mode_over_step_is_refused_by_jax():
     learner, params, state, xs, _ = started()
     with pytest.raises(TypeError, match='custom_vjp'):
         jax.jvp(lambda x: learner.step(params, state, x)[0], (xs[0],), (xs[0],))
-
-
-@pytest.mark.slow
-def test_auxiliary_carry_is_threaded_and_a_learner_is_frozen():
-    learner, params, state, xs, ys = started()
-    _, _, _, new = learner.sequence_grad(loss, window=4)(params, state, xs, ys)
-    assert int(new.carry['count']) == T and new.t.tolist() == [T] * B
-    with pytest.raises(AttributeError):
-        learner.rule = None
 
 
 @pytest.mark.slow
@@ -216,20 +176,6 @@ def test_reset_starts_flagged_lanes_anew():
         functional.reset(moved, jnp.zeros(3, bool), carry0)
 
 
-@pytest.mark.slow
-def test_a_reset_inside_a_sequence_equals_one_between_two():
-    learner, params, state, xs, ys = started(hidden=not_the_count)
-    carry0 = {'h': jnp.full((B, N), 0.3), 'count': jnp.array(0)}
-    flags = jnp.zeros((T, B), bool).at[4, 0].set(True)
-    run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
-    got, _, _, last = run(params, state, xs, ys, reset=(flags, carry0))
-    first, _, _, middle = run(params, state, xs[:4], ys[:4])
-    again = functional.reset(middle, flags[4], carry0, not_the_count)
-    second, _, _, end = run(params, again, xs[4:], ys[4:])
-    assert_close(floats(got), added([floats(first), floats(second)]), 1e-11)
-    assert last.t.tolist() == end.t.tolist() == [2, T]
-
-
 @pytest.mark.parametrize(
     'change, words',
     [
@@ -262,12 +208,6 @@ def test_bad_calls_over_a_sequence_are_refused(options, given, words):
     with pytest.raises(ValueError, match=words):
         run = learner.sequence_grad(**{'loss_fn': loss, **options})
         run(params, state, xs, given.pop('targets', ys), **given)
-
-
-def test_an_error_in_a_progress_function_is_raised():
-    learner, params, state, xs, ys = started()
-    with pytest.raises(ZeroDivisionError, match='division by zero'):
-        learner.sequence_grad(loss, progress=lambda *_: 1 / 0)(params, state, xs, ys)
 
 
 def test_a_description_before_init_says_how_to_get_one():

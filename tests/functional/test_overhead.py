@@ -108,35 +108,22 @@ def equations(jaxpr) -> int:
     return len(jaxpr.eqns) + sum(map(equations, inner))
 
 
-def test_windows_of_a_trace_that_is_kept_are_one_program():
+def test_many_windows_are_one_program():
     p, h, x, y = setting()
     learner = functional.online(cell)
     state = learner.init(p, h, x)
 
-    def traced(steps, window):
-        run = learner.sequence_grad(loss, window=window)
-        xs, ys = (jnp.stack([a] * steps) for a in (x, y))
-        return equations(jax.make_jaxpr(run)(p, state, xs, ys).jaxpr)
-
-    one, several = traced(3, 3), traced(12, 3)
-    assert several < 1.1 * one, (one, several)
-
-
-def test_many_windows_of_a_trace_that_is_dropped_are_one_program_too():
-    p, h, x, y = setting()
-    learner = functional.online(cell)
-    state = learner.init(p, h, x)
-
-    def gradient(steps, window):
+    def gradient(steps, **options):
         xs, ys = (jnp.stack([a * k for k in range(1, steps + 1)]) for a in (x, y))
-        run = learner.sequence_grad(loss, window=window, keep_trace=False)
-        return run, (p, state, xs, ys)
+        return learner.sequence_grad(loss, **options), (p, state, xs, ys)
 
-    def traced(steps, window):
-        run, args = gradient(steps, window)
+    def traced(steps, **options):
+        run, args = gradient(steps, window=3, **options)
         return equations(jax.make_jaxpr(run)(*args).jaxpr)
 
-    two, four = traced(6, 3), traced(12, 3)
+    one, several = traced(3), traced(12)
+    assert several < 1.1 * one, (one, several)
+    two, four = (traced(steps, keep_trace=False) for steps in (6, 12))
     assert four < 0.7 * two, (two, four)
-    (run, args), (whole, _) = gradient(12, 3), gradient(12, None)
-    assert_close(jax.jit(run)(*args)[0], jax.jit(whole)(*args)[0], 1e-5)
+    runs = [gradient(12, window=window, keep_trace=False) for window in (3, None)]
+    assert_close(*(jax.jit(run)(*args)[0] for run, args in runs), 1e-5)

@@ -94,7 +94,7 @@ def observed(learner, p, xs, ys, loss=loss):
     return grads, value
 
 
-def through_steps(learner, p, xs, ys):
+def through_steps(learner, p, xs, ys, across):
     """The derivative that JAX takes of steps, which it sums over the shards itself."""
 
     def total(p):
@@ -105,71 +105,54 @@ def through_steps(learner, p, xs, ys):
         return jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1].sum()
 
     value, grads = jax.value_and_grad(total)(p)
-    return grads, value
+    return grads, across(value)
 
 
-def trained(learner, p, xs, ys, across=lambda g: g):
+def trained(learner, p, xs, ys, across):
     optimizer = optax.chain(optax.stateless(lambda g, _: across(g)), optax.adam(1e-1, eps=1e-3))
     state = learner.init(p, carry(xs.shape[1]), xs[0])
     train = learner.sequence_update(loss, optimizer, 2, reduction='sum')
     found = train(p, optimizer.init(p), state, xs, ys)
-    return (found.params, found.opt_state), found.losses.sum()
+    return (found.params, found.opt_state), across(found.losses.sum())
 
 
 def summed(tree):
     return jax.lax.psum(tree, 'a')
 
 
-def differences(name: str, *ways: str) -> dict[str, float]:
-    """The largest relative difference between all devices and one, for each way of learning."""
-    learner = LEARNERS[name]
+def ways(learner, shards: bool) -> dict:
+    """Ways to learn: functions of parameters and data of the whole batch, or of one shard of it."""
+    across = summed if shards else lambda tree: tree
+    penalty = partial(penalised, across=across)
+    of_all = shared_loss if shards else lambda out, y: loss(out, y) / len(jax.devices())
 
-    def both(fn, each):
-        got = jax.jit(jax.shard_map(each, **SPECS))(params(), XS, YS)
-        wanted = jax.jit(lambda p, xs, ys: fn(learner, p, xs, ys))(params(), XS, YS)
-        return max(errors(got, wanted).values())
+    def shared(*data):
+        grads, value = over_the_sequence(learner, *data, of_all)
+        return across(grads), value
 
-    def shared(p, xs, ys):
-        grads, value = over_the_sequence(learner, p, xs, ys, shared_loss)
-        return summed(grads), value
-
-    def mean(_, p, xs, ys):
-        return jax.tree.map(lambda a: a / len(jax.devices()), over_the_sequence(learner, p, xs, ys))
-
-    def seen(p, xs, ys):
-        grads, value = observed(learner, p, xs, ys, partial(penalised, across=summed))
-        return summed(grads), summed(value)
-
-    def beside(p, xs, ys):
-        common = partial(penalised, across=summed)
-        return summed(over_the_sequence(learner, p, xs, ys, common))
-
-    def taken(p, xs, ys):
-        grads, value = through_steps(learner, p, xs, ys)
-        return grads, summed(value)
-
-    def training(p, xs, ys):
-        learnt, value = trained(learner, p, xs, ys, summed)
-        return learnt, summed(value)
-
-    found = {
-        'sequence': lambda: both(
-            over_the_sequence, lambda *a: summed(over_the_sequence(learner, *a))
+    return {
+        'sequence': lambda *data: across(over_the_sequence(learner, *data)),
+        'a loss shared by the shards': shared,
+        'a penalty shared by the shards': (
+            lambda *data: across(over_the_sequence(learner, *data, penalty))
         ),
-        'a loss shared by the shards': lambda: both(mean, shared),
-        'a penalty shared by the shards': lambda: both(
-            partial(over_the_sequence, loss=penalised), beside
+        'a penalty shared by the shards, step by step': (
+            lambda *data: across(step_by_step(learner, *data, penalty))
         ),
-        'a penalty shared by the shards, step by step': lambda: both(
-            partial(step_by_step, loss=penalised),
-            lambda *a: summed(step_by_step(learner, *a, partial(penalised, across=summed))),
-        ),
-        'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
-        'an observed step': lambda: both(partial(observed, loss=penalised), seen),
-        'the derivative of steps': lambda: both(through_steps, taken),
-        'training': lambda: both(trained, training),
+        'steps': lambda *data: across(step_by_step(learner, *data)),
+        'an observed step': lambda *data: across(observed(learner, *data, penalty)),
+        'the derivative of steps': lambda *data: through_steps(learner, *data, across),
+        'training': lambda *data: trained(learner, *data, across),
     }
-    return {way: run() for way, run in found.items() if not ways or way in ways}
+
+
+def differences(name: str, *chosen: str) -> dict[str, float]:
+    """The largest relative difference between all devices and one, for each way of learning."""
+    one, each, found = ways(LEARNERS[name], False), ways(LEARNERS[name], True), {}
+    for way in chosen or one:
+        got = jax.jit(jax.shard_map(each[way], **SPECS))(params(), XS, YS)
+        found[way] = max(errors(got, jax.jit(one[way])(params(), XS, YS)).values())
+    return found
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import OptionError
 from tests import oracles
 from tests.compare import assert_close
 from tests.precision import float64 as float64
@@ -203,16 +202,3 @@ def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     got = at_once(*jax.tree.map(lambda *several: jnp.stack(several), *each), *data())
     for k, given in enumerate(each):
         assert_close(jax.tree.map(lambda a, k=k: a[k], got), learn(*given, *data()), 1e-10)
-
-
-@pytest.mark.parametrize(
-    'options, words',
-    [
-        ({'keep_trace': 'drop'}, "^keep_trace is 'drop'; choose True or False.$"),
-        ({'keep_trace': None}, 'keep_trace is None'),
-    ],
-    ids=str,
-)
-def test_what_is_no_choice_is_refused_with_the_choices(options, words):
-    with pytest.raises(OptionError, match=words):
-        functional.online(cell, D_RTRL).sequence_grad(loss, **options)

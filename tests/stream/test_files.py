@@ -22,19 +22,15 @@ from braintrace.errors import BraintraceWarning, OptionError, StructureError
 B, I, N = 2, 2, 3  # noqa: E741
 
 
-def cell(p, h, x):
-    h = 0.5 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
-    return h, h
+def leaky(decay=0.5, fn=jnp.tanh):
+    def cell(p, h, x):
+        h = decay * h + fn(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
+        return h, h
+
+    return cell
 
 
-def other_cell(p, h, x):
-    h = 0.5 * h + jnp.sin(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
-    return h, h
-
-
-def faster(p, h, x):
-    h = 0.4 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
-    return h, h
+cell, other_cell, faster = leaky(), leaky(fn=jnp.sin), leaky(0.4)
 
 
 def made(rule, of=cell, dtype=jnp.float32, **options):

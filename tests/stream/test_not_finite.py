@@ -169,14 +169,6 @@ def test_an_input_that_all_lanes_share_is_not_taken_for_lanes_of_its_own():
 
 
 @pytest.mark.slow
-def test_data_that_are_finite_learn_the_same_and_nothing_is_skipped():
-    xs, ys = data()
-    got, want = (learnt(xs, ys, option) for option in ('skip', 'keep'))
-    assert_close(got[:5], want[:5])
-    assert got.skipped.tolist() == [0] * B
-
-
-@pytest.mark.slow
 def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     xs, ys, sound = spoiled('x')
     learner, optimizer = functional.online(cell, D_RTRL), optax.adam(RATE)
