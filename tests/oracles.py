@@ -6,6 +6,7 @@ Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is
 * ``by_time(cell, ...)`` of a plain cell, with weights of the losses and resets;
 * ``bptt(case)``       plain BPTT;
 * ``same_step(case)``  every step with its old states held constant: no history at all;
+* ``through(case)``    the same beside the gradient of the first carry;
 * ``cut_bptt(case)``   BPTT with ``cut`` as ``stop_gradient``, once for each group with the other
                        groups' old states constant;
 * ``two_pass(case)``   BPTT with the carry of the D pass and the losses of the two-sided pass.
@@ -90,6 +91,20 @@ def bptt(case):
     """Plain back-propagation through time."""
     ops = JaxOps()
     return _reverse(case, None, (ops, ops, set(case.carry)))[0]
+
+
+def through(case):
+    """Plain back-propagation to the parameters and to the first carry."""
+
+    def total(params, carry):
+        def step(carry, at):
+            output, new = case.run(JaxOps(), params, carry, at[0])
+            return new, case.loss(output, at[1])
+
+        return jax.lax.scan(step, carry, (case.xs, case.ys))[1].sum()
+
+    gradients = jax.jit(jax.grad(total, (0, 1)), compiler_options=QUICK)
+    return jax.tree.map(np.asarray, gradients(case.params, dict(case.carry)))
 
 
 @functools.cache
@@ -230,26 +245,23 @@ def dense_recursion(case, credit='cut', own=False):
     return like(np.stack(steps), params)
 
 
-def exact_windows(case, size, own=False):
+def exact_windows(case, size):
     """Reverse mode without cuts in windows of ``size`` steps, plus ``dL/dh_0 e_0``."""
-    traces, total = list(_traces(case, own)), 0.0
 
-    def loss(params, carry, part):
-        def step(carry, at):
-            output, new = case.run(JaxOps(), params, carry, at[0])
-            return new, case.loss(output, at[1])
+    def read(traces):
+        pairs = list(zip(case.model.groups, traces, strict=True))
+        return lambda lam: sum(flat(pick(lam, g)) @ trace for g, trace in pairs)
 
-        return jax.lax.scan(step, carry, (part.xs, part.ys))[1].sum()
+    return at_borders(case, [(carry, read(traces)) for carry, traces in _traces(case)], size)
 
+
+def at_borders(case, before, size):
+    """The same by any traces: ``before[t]`` is the carry and ``history(dL/dh)`` there."""
+    total = 0.0
     for start in range(0, len(case.xs), size):
-        carry, of_groups = traces[start]
-        part = case.steps(start, start + size, carry)
-        grad, lam = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2, compiler_options=QUICK)(
-            case.params, carry, part
-        )
-        total = total + flat(grad)
-        for g, trace in zip(case.model.groups, of_groups, strict=True):
-            total = total + flat(pick(lam, g)) @ trace
+        carry, history = before[start]
+        grad, lam = through(case.steps(start, start + size, carry))
+        total = total + flat(grad) + history(lam)
     return like(total, case.params)
 
 

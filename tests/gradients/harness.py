@@ -10,6 +10,7 @@ import braintrace
 from braintrace import functional
 from braintrace.errors import BraintraceWarning
 from tests import oracles
+from tests.compare import assert_close
 from tests.models import squared
 from tests.models.library import LibraryOps
 
@@ -93,6 +94,14 @@ def learn(cell, rule, params, carry, xs, ys, loss=squared, window=None, given=No
         state = learner.init(params, carry, jax.tree.map(lambda x: x[0], xs))
     run = quick(learner.sequence_grad(loss, window=window, reduction='sum'))
     return run(params, state, xs, ys, **(given or {}))[0], learner
+
+
+def assert_exact(cell, rule, params, carry, xs, ys, loss=squared, window=None, **options):
+    """The learner of a cell, whose gradient is that of reverse mode through all steps."""
+    data = params, carry, xs, ys, loss
+    got, learner = learn(cell, rule, *data, window, **options)
+    assert_close(got, oracles.by_time(cell, *data))
+    return learner
 
 
 def learn_by_steps(learner, params, carry, xs, ys, loss=squared):

@@ -1,18 +1,17 @@
 """The formulas of ``signs`` and ``uoro`` in NumPy, with the signs that the key in a trace draws.
 
 Both give gradients per step, like the oracles of ``tests.oracles``. ``resets`` is ``(flags,
-carry0)``, flags ``(T, B)``. ``at_borders(case, recursion, size)`` has the gradient of windows that
-are exact inside.
+carry0)``, flags ``(T, B)``. ``oracles.at_borders(case, traced.before, size)`` has the gradient of
+windows that are exact inside.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from tests.models.ops import JaxOps, NumpyOps
-from tests.oracles import QUICK, Probe, _factors, _pull_back, flat, jacobian, like, pick, real
+from tests.models.ops import NumpyOps
+from tests.oracles import Probe, _factors, _pull_back, flat, jacobian, like, pick, real
 
 
 class Traced(NamedTuple):
@@ -65,12 +64,13 @@ def signs(case, seed=0, resets=None, scope='position'):
     steps, before, slots = [], [], {}
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         carry, fresh = restarted(carry, t, resets)
+        calls = _calls(case, params, carry, x)
+        inputs, zeros = [x for x, _ in calls], [np.zeros(np.shape(op(x))) for x, op in calls]
         if scope == 'all':
-            inputs, of_groups = _whole(case, params, carry, x)
+            of_groups = [_whole(case, params, carry, x, zeros)]
         else:
-            inputs, _, of_groups = _factors(case, params, carry, x, y)
-        sizes = _sizes(case, params, carry, x)
-        edges = np.cumsum([0, *sizes])
+            _, _, of_groups = _factors(case, params, carry, x, y)
+        edges = np.cumsum([0, *map(np.size, zeros)])
         if fresh is not None:
             slots = {at: _without(fresh, rows[at[1]], *slot) for at, slot in slots.items()}
 
@@ -99,7 +99,7 @@ def signs(case, seed=0, resets=None, scope='position'):
                     ex = 0.0 if given is None else 0.0 * np.real(given)
                     one = np.ones(1) if given is None else np.zeros(lanes)
                     old = slots.get((k, g), (ex, one, 0.0 * now))
-                    biased = _has_bias(case, params, carry, x, k)
+                    biased = given is not None and _has_bias(case, params, carry, x, k)
                     own = drawn(jax.random.fold_in(draw, number), (2, lanes))
                     slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows[g], biased)}
                     number += 1
@@ -107,36 +107,28 @@ def signs(case, seed=0, resets=None, scope='position'):
     return Traced(like(np.stack(steps), params), before)
 
 
-def _whole(case, params, carry, x):
-    """The inputs of all ops, and one group: the derivatives of all new states by all old ones, and
-    by all results of ops.
-    """
+def _calls(case, params, carry, x):
+    """``(x, op)`` of every op of a step."""
     seen = Probe()
     case.run(seen, params, carry, x)
-    zeros = [np.zeros(np.shape(op(given))) for given, op in seen.calls]
+    return seen.calls
+
+
+def _whole(case, params, carry, x, zeros):
+    """One group: the derivatives of all new states by all old ones, and by all results of ops."""
     d = jacobian(lambda h: case.run(NumpyOps(), params, h, x)[1], carry)
     df = jacobian(lambda add: case.run(Probe(add_y=add), params, carry, x)[1], zeros)
-    return [given for given, _ in seen.calls], [(d, df, None)]
-
-
-def _sizes(case, params, carry, x):
-    seen = Probe()
-    case.run(seen, params, carry, x)
-    return [np.size(op(given)) for given, op in seen.calls]
+    return d, df, None
 
 
 def _has_bias(case, params, carry, x, k):
     """Whether an op's result moves with its weights where x is zero."""
 
     def result(params):
-        seen = Probe()
-        case.run(seen, params, carry, x)
-        given, op = seen.calls[k]
+        given, op = _calls(case, params, carry, x)[k]
         return op(0.0 * given)
 
-    seen = Probe()
-    case.run(seen, params, carry, x)
-    return seen.calls[k][0] is not None and jacobian(result, params).any()
+    return jacobian(result, params).any()
 
 
 def _without(fresh, rows, ex, one, a):
@@ -227,26 +219,3 @@ def uoro(case, seed=0, pair='sample', resets=None):
             m[b] = over_r0 * m[b] + over_r1 * new
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
     return Traced(like(np.stack(steps), params), before)
-
-
-def at_borders(case, traced, size):
-    """Reverse mode without cuts in windows of ``size`` steps, and the history at their borders."""
-    total = 0.0
-    for start in range(0, len(case.xs), size):
-        carry, history = traced.before[start]
-        grad, lam = _through(case.steps(start, start + size, carry))
-        total = total + flat(grad) + history(lam)
-    return like(total, case.params)
-
-
-def _through(case):
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    @functools.partial(jax.grad, argnums=(0, 1))
-    def gradients(params, carry):
-        def step(carry, at):
-            output, new = case.run(JaxOps(), params, carry, at[0])
-            return new, case.loss(output, at[1])
-
-        return jax.lax.scan(step, carry, (case.xs, case.ys))[1].sum()
-
-    return jax.tree.map(np.asarray, gradients(case.params, dict(case.carry)))

@@ -44,6 +44,11 @@ WIDE = CORE | {
 }
 
 
+# Those in which D_RTRL has something of its own.
+FEW = 'gru lstm_fused adaptive_lif learned_decay conv1d spiking_two stored_spike'.split()
+FEW += ['fused_attention', 'two_rows']
+
+
 def row(name, *values, late=False):
     """A row of a table: quick in the core, nightly where it is ``late``, else slow."""
     marks = [nightly] if late else [] if name in CORE else [slow]

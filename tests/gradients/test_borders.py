@@ -12,10 +12,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
-from tests import oracles
-from tests.compare import assert_close
-from tests.gradients.harness import learn
-from tests.models import squared
+from tests.gradients.harness import assert_exact
 
 D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
 H = np.zeros((1, 2))
@@ -25,10 +22,9 @@ YS = np.ones((6, 1, 2))
 
 def check(cell, params, carry, rule=D_RTRL, **options):
     """The learner of a marked cell, which has the gradient of reverse mode."""
-    data = params, carry, XS, YS
-    got, learner = learn(cell, rule, *data, window=4, mark='auto', **options)
+    options = {'window': 4, 'mark': 'auto', **options}
+    learner = assert_exact(cell, rule, params, carry, XS, YS, **options)
     assert learner.report.exact
-    assert_close(got, oracles.by_time(cell, *data, squared))
     return learner
 
 

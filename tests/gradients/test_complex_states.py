@@ -30,6 +30,12 @@ def online(case, rule=D_RTRL):
     return learner, learner.init(case.params, case.carry, XS[0])
 
 
+def over_sequence(case, rule=D_RTRL, window=None, **given):
+    learner, state = online(case, rule)
+    run = quick(learner.sequence_grad(loss, window=window, reduction='sum'))
+    return run(case.params, state, XS, YS, **given)
+
+
 @pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('name', CASES)
 def test_windows_give_the_gradient_of_backpropagation(name):
@@ -64,11 +70,8 @@ def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
 @slow
 @pytest.mark.parametrize('name', ['natural', 'modulus'])
 def test_resets_and_masks(name):
-    case = CASES[name]
-    learner, state = online(case)
-    run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
-    grads, *_ = run(case.params, state, XS, YS, mask=MASK, reset=(FLAGS, FRESH))
-    assert_close(grads, bptt(case, MASK, (FLAGS, FRESH)))
+    grads = over_sequence(CASES[name], window=4, mask=MASK, reset=(FLAGS, FRESH))[0]
+    assert_close(grads, bptt(CASES[name], MASK, (FLAGS, FRESH)))
 
 
 @pytest.mark.tier(one_in=2)
@@ -100,9 +103,7 @@ def test_updates_inside_a_sequence(every, write_every):
 @slow
 def test_es_d_rtrl_is_its_formula():
     case, a = CASES['natural'], 0.7
-    learner, state = online(case, rules.es_d_rtrl(a))
-    run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
-    assert_close(run(case.params, state, XS, YS)[0], es_formula(case.params, a))
+    assert_close(over_sequence(case, rules.es_d_rtrl(a), 4)[0], es_formula(case.params, a))
 
 
 def es_formula(p, a):
@@ -143,9 +144,7 @@ def test_a_while_loop_without_a_complex_derivative():
         return (0.6 + 0.5j) * jnp.conj(h) + 0.1 * h
 
     case = CASES['modulus']._replace(cell=cell)
-    learner, state = online(case)
-    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
-    assert_close(run(case.params, state, XS, YS)[0], bptt(case))
+    assert_close(over_sequence(case)[0], bptt(case))
 
 
 @slow
@@ -153,8 +152,6 @@ def test_weights_of_lower_precision_than_the_state():
     case = CASES['natural']
     few = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), case.params)
     case = case._replace(params=few)  # computed in float64, but for what reads weights alone
-    learner, state = online(case)
-    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
-    grads, _, _, state = run(few, state, XS, YS)
+    grads = over_sequence(case)[0]
     assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(jnp.bfloat16)}
     assert_close(grads, bptt(case), 0.03)

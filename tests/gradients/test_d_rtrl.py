@@ -2,7 +2,6 @@
 ops' own diagonals. ``test_rules.py`` compares it with its formula.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,14 +12,21 @@ from braintrace.errors import NotSupportedError, OptionError
 from braintrace.rules import d_rtrl
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, at, differences
-from tests.gradients.harness import MASK, by_steps, over_sequence, quick, start, step_program
+from tests.gradients.harness import (
+    MASK,
+    assert_exact,
+    by_steps,
+    over_sequence,
+    quick,
+    start,
+    step_program,
+)
+from tests.gradients.rows import FEW
 from tests.oracles import dense_recursion as dense
 
 pytestmark = pytest.mark.drawn
 RULE, PENDING = d_rtrl(), d_rtrl(write_every=3)
 OWN, SNAP = d_rtrl(scope='own'), d_rtrl(scope='own', credit='whole')
-FEW = 'gru lstm_fused adaptive_lif learned_decay conv1d spiking_two stored_spike'.split()
-FEW += ['fused_attention', 'two_rows']
 
 
 @pytest.mark.parametrize('name', ['lora', 'attention_of_other_ops'])
@@ -51,54 +57,6 @@ def test_single_steps_before_a_sequence_and_after_it(name):
 def test_it_is_bptt_where_nothing_is_cut(name):
     case = models.case(name, models.cubic)
     assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.bptt(case))
-
-
-@pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize('name', ['leaky', 'lstm', 'conv2d', 'spiking_three', 'populations'])
-def test_another_loss_gives_the_gradient_of_reverse_mode_with_the_cut(name):
-    case = models.case(name, models.cubic)
-    assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.cut_bptt(case))
-
-
-@pytest.mark.tier(quick=4)
-@pytest.mark.parametrize('name', FEW)
-def test_grad_through_step_is_the_online_gradient(name):
-    case = models.case(name)
-    learner, state = start(case, RULE)
-
-    @quick
-    def gradient(params, state, x, y):
-        def loss(params):
-            output, new = learner.step(params, state, x)
-            return case.loss(output, y), new
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    for t, (x, y) in enumerate(zip(case.xs, case.ys)):
-        grads, state = gradient(case.params, state, x, y)
-        assert_drawn_close(grads, at(dense(case), t))
-
-
-def test_a_loss_may_read_the_new_carry():
-    """``vanilla`` and ``bypass`` cells: the output equals, or does not determine, the new state."""
-    case = models.case('leaky')
-
-    def cell(ops, params, carry, x):
-        new = case.run(ops, params, carry, x)[1]
-        return new['h'], new
-
-    reading_h = models.make_case(models.Model('leaky', cell, case.model.params))
-    learner, state = start(case, RULE)
-
-    def loss(params, state, t):
-        _, new = learner.step(params, state, case.xs[t])
-        return reading_h.loss(new.carry['h'], reading_h.ys[t]), new
-
-    for t in range(len(case.xs)):
-        grads, state = jax.grad(loss, has_aux=True)(case.params, state, t)
-        want = at(dense(reading_h), t)
-        assert_drawn_close(grads | {'out': want['out']}, want)
-        assert not np.any(grads['out'])
 
 
 @pytest.mark.slow
@@ -141,10 +99,7 @@ def test_a_layer_of_one_unit_is_exact_with_its_own_diagonal():
     rng = np.random.default_rng(0)
     params, carry = {'w': rng.standard_normal((3, 1))}, np.zeros((2, 1))
     data = rng.standard_normal((9, 2, 2)), rng.standard_normal((9, 2, 1))
-    learner = functional.online(cell, OWN)
-    run = learner.sequence_grad(models.squared, reduction='sum')
-    grads, *_ = run(params, learner.init(params, carry, data[0][0]), *data)
-    assert_drawn_close(grads, oracles.by_time(cell, params, carry, *data, models.squared))
+    assert_exact(cell, OWN, params, carry, *data)
 
 
 def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_are_restored):
@@ -157,15 +112,3 @@ def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_ar
         functional.online(cell, OWN).init(
             {'w': jnp.ones((3, 3))}, jnp.zeros((1, 3)), jnp.ones((1, 3))
         )
-
-
-@pytest.mark.parametrize(
-    'options, said',
-    [
-        ({'credit': 'half'}, "credit is 'half'; choose 'cut' or 'whole'"),
-        ({'scope': 'reach'}, "scope is 'reach'; choose 'position' or 'own'"),
-    ],
-)
-def test_unknown_options_are_refused(options, said):
-    with pytest.raises(OptionError, match=said):
-        d_rtrl(**options)

@@ -233,48 +233,29 @@ def test_the_report_names_the_filter_and_the_feedback():
     assert not learner.report.exact
 
 
-@pytest.mark.parametrize('kappa', [1.0, -0.1, True, 'slow', None])
-def test_a_kappa_outside_of_its_range_is_refused(kappa):
-    with pytest.raises(OptionError, match=r'give a number in \[0, 1\), 0 for no filter'):
-        rules.d_rtrl().filtered(kappa)
+UNFILTERED = {  # readouts whose filter would read no position, or count what they forget
+    'mixing': (
+        lambda z, p: braintrace.matmul(z @ p['rec'], p['out']),
+        r'are: out \(.*py:.*Filtered',
+    ),
+    'plain': (lambda z, p: z @ p['out'], 'kappa is 0.8.*are: none.*FilteredReadout'),
+    'forgetting': (
+        lambda z, p: braintrace.matmul(jnp.tanh(z), p['out']),
+        'A readout that does not leak.*needs no kappa',
+    ),
+}
 
 
-@pytest.mark.parametrize('rule', [rules.es_d_rtrl(0.9), rules.same_step()])
-def test_a_rule_without_entries_has_no_filter(rule):
-    with pytest.raises(OptionError, match=f'{rule.name} keeps no trace entry.*d_rtrl'):
-        rule.filtered(0.9)
-    assert rule.filtered(0) == rule
+@pytest.mark.parametrize('name', UNFILTERED)
+def test_a_readout_that_has_no_filter_is_named(name):
+    read, found = UNFILTERED[name]
 
-
-@pytest.mark.parametrize(
-    'read, found',
-    [
-        (
-            lambda z, params: braintrace.matmul(z @ params['rec'], params['out']),
-            r'are: out \(.*py:',
-        ),
-        (lambda z, params: z @ params['out'], 'are: none'),
-    ],
-)
-def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
-    def mixing(params, carry, x):
+    def cell(params, carry, x):
         h = LEAK * carry + braintrace.matmul(x, params['in'])
         return read(h, params), h
 
-    learner = functional.online(mixing, rules.e_prop(KAPPA))
-    with pytest.raises(OptionError, match=f'kappa is 0.8.*{found}.*FilteredReadout'):
-        learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
-
-
-def test_a_readout_that_does_not_leak_has_no_filter():
-    """A filter of what it reads would count the past that its result forgets."""
-
-    def forgetting(params, carry, x):
-        h = jnp.tanh(LEAK * carry + braintrace.matmul(x, params['in']))
-        return braintrace.matmul(h, params['out']), h
-
-    learner = functional.online(forgetting, rules.e_prop(KAPPA))
-    with pytest.raises(OptionError, match='A readout that does not leak.*needs no kappa'):
+    learner = functional.online(cell, rules.e_prop(KAPPA))
+    with pytest.raises(OptionError, match=found):
         learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
 
 

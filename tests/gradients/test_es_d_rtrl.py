@@ -4,7 +4,6 @@ has one of them. ``test_rules.py`` compares it with its formula.
 
 import pytest
 
-from braintrace.errors import OptionError
 from braintrace.rules import es_d_rtrl, ottt
 from tests import models, oracles
 from tests.compare import assert_drawn_close, at, errors
@@ -16,19 +15,19 @@ pytestmark = pytest.mark.drawn
 RULE, PAIR = es_d_rtrl(0.8), (0.9, 0.4)
 
 
+FIRST = 'leaky lstm sparse lora mgu minimal_rnn op_between_states'.split()
+
+
 @pytest.mark.tier(quick=1, one_in=2)
-@pytest.mark.parametrize('name', ['leaky', 'lstm', 'sparse', 'lora'])
+@pytest.mark.parametrize('name', FIRST)
 def test_the_first_step_is_plain_bptt(name):
     case = models.case(name, models.cubic, steps=1)
     assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
 
 
-@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
-    case = models.case('lstm')
-    grads, *_ = over_sequence(case, es_d_rtrl(rank), 3)
-    assert_drawn_close(grads, oracles.total(es(case, (rank - 1) / (rank + 1))))
+    assert es_d_rtrl(rank) == es_d_rtrl((rank - 1) / (rank + 1))
 
 
 def test_equal_decays_are_one_and_each_of_two_matters():
@@ -77,21 +76,3 @@ def test_ottt_is_exact_for_a_feed_forward_layer_whose_reset_is_detached():
     assert_drawn_close(got, oracles.bptt(case))
     assert errors(over_sequence(case, ottt(0.5), 4)[0], oracles.bptt(case))["['w']"] > 1e-2
     assert ottt(0.8) == es_d_rtrl((0.8, 0.0))
-
-
-@pytest.mark.parametrize(
-    'make, found',
-    [
-        (lambda: es_d_rtrl((0.9, 1.0)), r'the decays are \(0.9, 1.0\)'),
-        (lambda: es_d_rtrl((0.9,)), r'the decays are \(0.9,\)'),
-        (lambda: es_d_rtrl((True, 0.5)), r'the decays are \(True, 0.5\)'),
-        (lambda: es_d_rtrl((-0.1, 0.5)), r'give a pair \(a_x, a_f\)'),
-        (lambda: es_d_rtrl(True), 'decay_or_rank is True'),
-        (lambda: ottt(1.0), 'leak is 1.0'),
-        (lambda: ottt(True), 'leak is True'),
-        (lambda: ottt(-0.5), 'leak is -0.5'),
-    ],
-)
-def test_other_decays_are_refused(make, found):
-    with pytest.raises(OptionError, match=found):
-        make()

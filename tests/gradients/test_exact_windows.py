@@ -1,12 +1,13 @@
 """Exact windows: reverse mode through K steps, the trace at the border, against the oracles."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 from braintrace import rules
-from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, differences
 from tests.gradients.harness import MASK, learner_of, other_carry, quick, restarts, start
@@ -78,25 +79,13 @@ def test_windows_of_one_step_are_those_of_the_whole_credit(name):
 @few
 def test_resets_masks_and_a_later_call(name):
     case = models.case(name)
-    whole = oracles.restarted(_bptt_of_each_loss, case, *restarts(case))
+    cell = functools.partial(case.model.cell, models.ops.JaxOps())
+    data = case.params, case.carry, case.xs, case.ys, case.loss
     grads, *_ = gradient(case, RULE, None, reset=restarts(case), mask=MASK)
-    assert_drawn_close(grads, oracles.total(whole, MASK))
+    assert_drawn_close(grads, oracles.by_time(cell, *data, MASK, restarts(case)))
     first, _, _, state = gradient(case, RULE, 3, steps=slice(0, 3))
     second, _, _, state = gradient(case, RULE, 3, state=state, steps=slice(3, 6))
     assert_drawn_close(added([first, second]), oracles.exact_windows(case, 3))
-
-
-def _bptt_of_each_loss(case):
-    """Gradients of BPTT, one for each step's loss."""
-
-    def losses(params):
-        def step(carry, at):
-            output, carry = case.run(models.ops.JaxOps(), params, carry, at[0])
-            return carry, case.loss(output, at[1])
-
-        return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys))[1]
-
-    return jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(case.params))
 
 
 @pytest.mark.slow
@@ -114,18 +103,6 @@ def test_resets_inside_windows_with_a_trace():
     both = gradient(case, RULE, 3, reset=(flags, carry0))[0]
     assert_drawn_close(added(total), both)
     assert differences(both, one)
-
-
-@pytest.mark.slow
-def test_a_loss_that_does_not_count_may_be_no_number():
-    case = models.case('gru')
-    learner, state = start(case, RULE)
-    ys = case.ys.copy()
-    ys[1] = np.nan
-    run = learner.sequence_grad(case.loss, window=3, reduction='sum', inside='exact')
-    grads, *_ = quick(run)(case.params, state, case.xs, ys, mask=MASK)
-    want, *_ = quick(run)(case.params, state, case.xs, case.ys, mask=MASK)
-    assert_drawn_close(grads, want)
 
 
 @pytest.mark.slow
@@ -147,26 +124,6 @@ def test_updates_take_exact_windows_too(write_every):
     assert_drawn_close(new, params)
 
 
-@pytest.mark.parametrize(
-    'options, found',
-    [
-        ({'inside': 'exact'}, 'its length changes the gradient'),
-        ({'window': 3, 'inside': 'exactly'}, "inside is 'exactly'; choose 'trace' or"),
-        ({'inside': None}, 'inside is None'),
-    ],
-)
-def test_the_length_of_an_exact_window_is_asked_for(options, found):
-    with pytest.raises(OptionError, match=found):
-        start(models.case('gru'), RULE)[0].sequence_grad(models.squared, **options)
-
-
-def test_the_inside_of_a_window_of_updates_is_a_choice():
-    with pytest.raises(OptionError, match='inside is None'):
-        learner_of(models.case('gru'), RULE).sequence_update(
-            models.squared, optax.sgd(0.1), inside=None
-        )
-
-
 @pytest.mark.slow
 def test_at_the_border_a_factored_trace_is_read_as_it_stands():
     """ES_D_RTRL: ``xy_to_dw(ex, lam . ef / (1 - a^t))`` after two steps."""
@@ -176,15 +133,7 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
     grads, _, _, state = gradient(case, rule, None, steps=slice(0, 2))
     parts = gradient(case, rule, 2, steps=slice(0, 4))[0]
     later = case.steps(2, 4, jax.tree.map(np.asarray, dict(state.carry)))
-
-    def loss(params, carry):
-        def step(carry, at_step):
-            output, carry = case.run(models.ops.JaxOps(), params, carry, at_step[0])
-            return carry, case.loss(output, at_step[1])
-
-        return jax.lax.scan(step, carry, (later.xs, later.ys))[1].sum()
-
-    direct, lam = jax.grad(loss, (0, 1))(case.params, later.carry)
+    direct, lam = oracles.through(later)
     history = jax.tree.map(lambda a, b, c: a - b - c, parts, grads, direct)
     for key, of_group in state.trace.items():
         (slots,) = of_group.values()

@@ -6,7 +6,6 @@ The model is one layer that leaks, whose past its online gradient has whole, und
 
 import functools
 import io
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,7 @@ import pytest
 
 import braintrace
 from braintrace import Feedback, functional, rules
-from braintrace.errors import OptionError
-from tests import models
+from tests import models, oracles
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
@@ -69,20 +67,21 @@ def of(kind, ops):
     return functools.partial(READOUTS[kind][1], ops)
 
 
-def sent_back(kind, through):
-    """The readout with a derivative rule of its own; ``through(out)``: the weights of the error."""
+def sent_back(kind):
+    """The readout with a derivative rule of its own, by ``through``, the weights of the error."""
     apply = of(kind, PLAIN)
 
     @jax.custom_vjp
-    def readout(z, out):
+    def readout(z, out, through):
         return apply(z, out)
 
     def backward(kept, error):
-        z, out = kept
-        (to_z,) = jax.vjp(lambda z: apply(z, through(out)), z)[1](error)
-        return to_z, jax.vjp(lambda out: apply(z, out), out)[1](error)[0]
+        z, out, through = kept
+        (to_z,) = jax.vjp(lambda z: apply(z, through), z)[1](error)
+        (to_out,) = jax.vjp(lambda out: apply(z, out), out)[1](error)
+        return to_z, to_out, jax.tree.map(jnp.zeros_like, through)
 
-    readout.defvjp(lambda z, out: (apply(z, out), (z, out)), backward)
+    readout.defvjp(lambda z, out, through: (apply(z, out), (z, out, through)), backward)
     return readout
 
 
@@ -91,15 +90,17 @@ def by_time(kind, through, steps=slice(None), only=None):
     ``only``: one of them.
     """
 
-    def total(params):
-        carry, losses = start(), []
-        for t, (x, target) in enumerate(zip(XS[steps], targets(kind)[steps], strict=True)):
-            apply = sent_back(kind, functools.partial(through, t=t))
-            y, carry = cell(apply, PLAIN, params, carry, x)
-            losses.append(loss(y, target))
-        return sum(losses) if only is None else losses[only]
+    readout = sent_back(kind)
 
-    return quick(jax.grad(total))(weights(kind))
+    def step(params, carry, at):
+        x, t = at
+        apply = lambda z, out: readout(z, out, through(out, t))
+        return cell(apply, PLAIN, params, carry, x)
+
+    xs, ys = XS[steps], targets(kind)[steps]
+    counts = None if only is None else np.arange(len(xs)) == only
+    data = weights(kind), start(), (xs, np.arange(len(xs))), ys, loss
+    return oracles.by_time(step, *data, counts)
 
 
 @functools.cache
@@ -227,42 +228,3 @@ def test_other_rules_take_feedback(rule):
     (params, learner, state), zs = (weights('matmul'), *learner_of('matmul', random)), XS[0]
     got = learner.grad(loss)(params, state, zs, targets('matmul')[0]).grads
     assert_close(got, by_time('matmul', lambda out, t: through, only=0))
-
-
-@pytest.mark.parametrize(
-    'make, message',
-    [
-        (lambda: Feedback('fixed'), "feedback is 'fixed'; choose 'symmetric'"),
-        (lambda: rules.e_prop(feedback='none'), "feedback is 'none'; choose"),
-        (lambda: rules.e_prop(feedback=3), "feedback is 3; choose 'symmetric'"),
-        (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
-        (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
-        (lambda: Feedback('random', scale=0), 'scale is 0; give a standard deviation > 0'),
-        (lambda: Feedback('random', scale=math.inf), 'scale is inf'),
-        (lambda: Feedback('random', seed=-1), 'seed is -1; give an int >= 0'),
-        (lambda: Feedback('random', ops=3), 'ops is 3; give keys of ops'),
-        (lambda: Feedback('random', ops=()), r'ops is \(\); give keys of ops'),
-        (lambda: rules.d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
-        (
-            lambda: learner_of('matmul', rules.d_rtrl().with_feedback(UNKNOWN)),
-            r"names \['hidden'\]: give as `ops` some of \['in', 'out/w'\]",
-        ),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(OptionError, match=message):
-        make()
-
-
-UNKNOWN = Feedback('random', ops=('out/w', 'hidden'))
-
-
-def test_a_step_without_a_readout_names_its_ops():
-    def cell(params, h, x):
-        h = jnp.tanh(braintrace.matmul(x, params['in']) + braintrace.matmul(h, params['h']))
-        return h, h
-
-    online = functional.online(cell, RANDOM)
-    params = {'in': np.ones((I, N)), 'h': np.ones((N, N))}
-    with pytest.raises(OptionError, match=r"finds no readout: give.*\['in', 'h'\]"):
-        online.init(params, np.zeros((B, N)), XS[0])

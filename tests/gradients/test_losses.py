@@ -16,8 +16,7 @@ from braintrace import rules
 from braintrace.errors import StructureError
 from tests import models, oracles
 from tests.compare import added, assert_close
-from tests.gradients.harness import over_sequence, quick, start
-from tests.gradients.test_updates import grouped, recorder
+from tests.gradients.harness import over_sequence
 from tests.models.model import squared
 
 MASK = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 0.0])
@@ -46,14 +45,10 @@ def cases(name):
     )
 
 
-def weights(reduction, every=6):
-    """Those of the losses and of the penalties, for updates after each ``every`` steps."""
-    if reduction == 'sum':
-        return MASK, np.ones(len(MASK))
-    parts = [MASK[i : i + every] for i in range(0, len(MASK), every)]
-    of_loss = [part / (part.sum() or 1) for part in parts]
-    of_penalty = [np.full(len(part), 1 / len(part)) for part in parts]
-    return np.concatenate(of_loss), np.concatenate(of_penalty)
+WEIGHTS = {  # of the losses and of the penalties
+    'sum': (MASK, np.ones(6)),
+    'mean': (MASK / MASK.sum(), np.full(6, 1 / 6)),
+}
 
 
 @pytest.mark.tier(quick=1)
@@ -62,40 +57,9 @@ def weights(reduction, every=6):
 def test_the_mask_weighs_the_loss_and_not_the_penalty(name, reduction):
     loss, alone, case = cases(name)
     grads, losses, *_ = over_sequence(case, RULE, 4, reduction=reduction, mask=MASK)
-    parts = zip((loss, alone), weights(reduction), strict=True)
+    parts = zip((loss, alone), WEIGHTS[reduction], strict=True)
     assert_close(grads, added([oracles.total(oracles.dense_recursion(c), w) for c, w in parts]))
     assert list(np.isnan(losses)) == list(MASK == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ROWS)
-def test_each_update_has_its_own_means(name):
-    """The second update has no loss, the last one is shorter."""
-    (loss, alone, case), optimizer = cases(name), recorder(2)
-    learner, state = start(case, RULE)
-    run = quick(learner.sequence_update(case.loss, optimizer, 4, write_every=4))
-    _, _, _, _, seen, *_ = run(
-        case.params, optimizer.init(case.params), state, case.xs, case.ys, MASK
-    )
-    parts = zip((loss, alone), weights('mean', 4), strict=True)
-    want = added([grouped(oracles.dense_recursion(c), 4, w) for c, w in parts])
-    assert_close(jax.tree.map(np.asarray, seen.grads), want)
-
-
-@pytest.mark.tier(quick=1)
-@pytest.mark.parametrize('name', ROWS)
-def test_one_exact_window_is_bptt(name):
-    loss, _, case = cases(name)
-    learner, state = start(case, RULE)
-    run = learner.sequence_grad(both, window=None, inside='exact', keep_trace=False)
-    grads, *_ = quick(run)(case.params, state, case.xs, case.ys, MASK)
-
-    def by_hand(output, at):
-        target, w, p = at
-        return w * squared(output, target) + p * penalty(output)
-
-    hand = dataclasses.replace(loss, ys=(loss.ys, *weights('mean')), loss=by_hand)
-    assert_close(grads, oracles.bptt(hand))
 
 
 # -- a modulator -----------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
 from tests.models.ops import _spike_jvp as spike
-from tests.precision import float64  # noqa: F401
 from tests.tiers import in_turn, none
 
 B, I, N, T = 3, 4, 5, 7

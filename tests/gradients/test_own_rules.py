@@ -1,7 +1,6 @@
 """A rule of one's own: three functions of arrays, run wherever a rule runs."""
 
 import dataclasses
-from functools import partial
 
 import brainstate
 import jax
@@ -14,16 +13,11 @@ import braintrace
 from braintrace import rules, verify
 from braintrace.errors import RuleContractError
 from braintrace.functional import online
+from tests.compare import assert_close
 
 T, B, IN, N = 7, 3, 2, 4
 RNG = np.random.default_rng(0)
 XS, YS = RNG.normal(size=(T, B, IN)), RNG.normal(size=(T, B, N))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -74,10 +68,6 @@ def gradient(rule, mask=None, reset=None, **options):
     return learner.sequence_grad(loss, **options)(PARAMS, state, XS, YS, mask, reset)
 
 
-def assert_equal(a, b):
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), a, b)
-
-
 FLAGS = jnp.arange(T)[:, None] == jnp.array([2, 4, 9])
 CALLS = {
     'one window': {},
@@ -91,8 +81,7 @@ CALLS = {
 
 @pytest.mark.parametrize('call', CALLS)
 def test_what_forgets_nothing_is_d_rtrl(call):
-    options = CALLS[call]
-    assert_equal(gradient(LastSteps(), **options).grads, gradient(rules.d_rtrl(), **options).grads)
+    assert_close(*(gradient(rule, **CALLS[call]).grads for rule in (LastSteps(), rules.d_rtrl())))
 
 
 def test_what_remembers_one_step_is_cut_reverse_mode_through_two():
@@ -121,7 +110,7 @@ def test_what_remembers_one_step_is_cut_reverse_mode_through_two():
         v, a = 0.8 * v - 0.3 * a + drive, 0.9 * a + 0.2 * jnp.tanh(v)
         return v + a, (v, a)
 
-    assert_equal(gradient(LastSteps(1)).grads, jax.grad(total)(PARAMS))
+    assert_close(gradient(LastSteps(1)).grads, jax.grad(total)(PARAMS))
 
 
 def test_single_steps_and_updates_are_those_of_d_rtrl():
@@ -137,7 +126,7 @@ def test_single_steps_and_updates_are_those_of_d_rtrl():
             grads.append(found)
         return after.params, after.losses, grads
 
-    assert_equal(trained(LastSteps()), trained(rules.d_rtrl()))
+    assert_close(trained(LastSteps()), trained(rules.d_rtrl()))
 
 
 def test_the_report_and_the_fingerprint_name_it():
@@ -155,7 +144,7 @@ def test_a_model_takes_it():
         learner = braintrace.compile(model, rule, xs[0], batch_size=B)
         step_fn = lambda x, y, learner=learner: loss(learner(x), y)
         found.append(learner.etrace_grad(xs, ys, step_fn=step_fn).grads)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), *found)
+    assert_close(*found, 1e-4)
 
 
 BROKEN = {
@@ -184,4 +173,4 @@ def test_what_does_not_fit_is_refused(method, monkeypatch):
 
 def test_it_is_reverse_mode_with_cuts():
     exact = verify.cut_bptt_gradients(lif, PARAMS, CARRY, XS, YS, loss)
-    assert_equal(gradient(LastSteps(), reduction='sum').grads, exact)
+    assert_close(gradient(LastSteps(), reduction='sum').grads, exact)

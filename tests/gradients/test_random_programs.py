@@ -81,18 +81,6 @@ def test_many_random_programs(part, seed):
     check_or_name_the_smallest(draw(PARTS * seed + part))
 
 
-@pytest.mark.nightly
-@examples(15)
-@given(programs)
-def test_the_oracles_agree_on_random_programs(program):
-    check_oracles(models.make_case(build(program), steps=STEPS))
-
-
-def check_oracles(case):
-    assert_drawn_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
-    assert_drawn_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.0)))
-
-
 # -- stacks of one to three layers with one to three states ----------------------------------------
 
 
@@ -124,13 +112,6 @@ def test_a_random_stack(window, plan):
 @given(plan=random.plans)
 def test_many_random_stacks(window, plan):
     check_stack(plan, window)
-
-
-@pytest.mark.nightly
-@settings(max_examples=6)
-@given(random.plans)
-def test_the_oracles_agree_on_random_stacks(plan):
-    check_oracles(models.make_case(random.build(plan), steps=4))
 
 
 # -- branches and borders, by plain JAX ------------------------------------------------------------
@@ -172,9 +153,7 @@ def check_borders(cell, setting):
 def check_borders_or_name_the_smallest(seed):
     setting = sorted(SETTINGS)[seed % len(SETTINGS)]
     check_or_name_the_smallest(
-        random_borders.draw(seed),
-        lambda cell: check_borders(cell, setting),
-        random_borders.simpler,
+        random_borders.draw(seed), lambda cell: check_borders(cell, setting), random_borders.simpler
     )
 
 

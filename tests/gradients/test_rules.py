@@ -10,7 +10,6 @@ import pytest
 from braintrace import functional
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_drawn_close, assert_moves, at
-from tests.gradients import random_traces
 from tests.gradients.formulas import RANDOM, RULES, SCOPED, SEED, TRACES, formula, forward
 from tests.gradients.harness import (
     MASK,
@@ -22,12 +21,10 @@ from tests.gradients.harness import (
     start,
     step_program,
 )
-from tests.gradients.rows import WIDE, crossed, row
+from tests.gradients.rows import FEW, WIDE, crossed, row
 
 pytestmark = pytest.mark.drawn
 # The tables of models: a rule has those in which it has something of its own.
-FEW = 'gru lstm_fused adaptive_lif learned_decay conv1d spiking_two stored_spike'.split()
-FEW += ['fused_attention', 'two_rows']
 FACTORED = 'lstm_fused synapse learned_decay conv1d spiking_two stored_spike mamba two_rows'.split()
 MORE = [*FEW, 'min_gru', 'three_layers', 'populations']
 # cells in which one op stands between the old states and the new ones
@@ -169,4 +166,4 @@ def test_an_exact_window_meets_a_random_trace_at_its_border(name, rule):
     learner, state = start(case, RULES[rule][0])
     run = quick(learner.sequence_grad(case.loss, window=2, inside='exact', reduction='sum'))
     got = run(case.params, state, case.xs, case.ys)[0]
-    assert_drawn_close(got, random_traces.at_borders(case, TRACES[rule](case, SEED), 2))
+    assert_drawn_close(got, oracles.at_borders(case, TRACES[rule](case, SEED).before, 2))

@@ -54,7 +54,13 @@ def linear_case():
         return h, h
 
     learner = functional.online(cell, RULE)
-    return learner, params, h, xs, ys
+    state = learner.init(params, h, xs[0])
+    (group,) = learner.graph.hidden_groups
+    return learner, params, state, group.name, xs, ys
+
+
+def loss(out, y):
+    return (y * out).sum()
 
 
 def window(s, w, h, xs, ys, first, last):
@@ -82,19 +88,14 @@ def by_hand(s, w, h, xs, ys, rate=0.0):
 
 
 def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
-    learner, params, h, xs, ys = linear_case()
-    rng = np.random.default_rng(4)
-    state = learner.init(params, h, xs[0])
-    (name,) = [g.name for g in learner.graph.hidden_groups]
+    learner, params, state, name, xs, ys = linear_case()
+    rng, h = np.random.default_rng(4), np.asarray(state.carry)
     synthetic = braintrace.SyntheticGradient({name: (3, 4, 1)})
     start = synthetic.param_values()
     assert not any(p.any() for p in jax.tree.leaves(start))
     given = jax.tree.map(lambda p: rng.standard_normal(p.shape), start)
-    run = quick(
-        learner.sequence_grad(
-            lambda out, y: (y * out).sum(), K, 'sum', inside='exact', synthesizer=synthetic.apply
-        )
-    )
+    options = {'inside': 'exact', 'synthesizer': synthetic.apply}
+    run = quick(learner.sequence_grad(loss, K, 'sum', **options))
     (grads, found), *_ = run((params, given), state, xs, ys)
     assert_close((grads['w'], found[name]), by_hand(given[name], params['w'], h, xs, ys), 1e-10)
     # lanes that are reset between two windows owe nothing to each other
@@ -112,18 +113,14 @@ def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
 
 @pytest.mark.slow
 def test_updates_along_a_sequence_move_the_synthesizer_too():
-    learner, params, h, xs, ys = linear_case()
-    state = learner.init(params, h, xs[0])
-    (name,) = [g.name for g in learner.graph.hidden_groups]
+    learner, params, state, name, xs, ys = linear_case()
     synthetic = braintrace.SyntheticGradient({name: (3, 4, 1)}, scale=0.5)
-    loss, optimizer = lambda out, y: (y * out).sum(), optax.sgd(0.01)
+    optimizer, options = optax.sgd(0.01), {'inside': 'exact', 'synthesizer': synthetic.apply}
     learnt = params, synthetic.param_values()
-    run = learner.sequence_update(
-        loss, optimizer, K, 'sum', inside='exact', synthesizer=synthetic.apply
-    )
-    got, losses, *_ = quick(run)(learnt, optimizer.init(learnt), state, xs, ys)
+    run = quick(learner.sequence_update(loss, optimizer, K, 'sum', **options))
+    got, losses, *_ = run(learnt, optimizer.init(learnt), state, xs, ys)
     first = jax.tree.map(np.asarray, learnt[1][name])
-    want = by_hand(first, params['w'], h, xs, ys, 0.01)
+    want = by_hand(first, params['w'], np.asarray(state.carry), xs, ys, 0.01)
     assert_close((got[0]['w'], got[1][name]), want, 1e-10)
     assert losses.shape == (6,)
 
@@ -167,33 +164,28 @@ def test_learnt_credit_is_nearer_to_bptt_than_none():
     assert before < 0.93 and after > 0.98, (before, after)
 
 
-REFUSED = [
-    ({'inside': 'trace', 'window': K}, "with inside='trace'.*Give inside='exact'"),
-    ({'synthesizer': 3}, 'synthesizer is 3; give a function'),
-]
-
-
-@pytest.mark.parametrize('options, found', REFUSED)
-def test_a_synthetic_gradient_beside_a_trace_is_refused(options, found):
-    learner, synthetic = linear_case()[0], braintrace.SyntheticGradient({'h': (3, 4, 1)})
-    base = {'inside': 'exact', 'window': K, 'synthesizer': synthetic.apply}
-    with pytest.raises(OptionError, match=found):
-        learner.sequence_grad(lambda out, y: (y * out).sum(), **{**base, **options})
-
-
 TWICE = r'd_rtrl\(\).*twice.*rules.same_step\(\)'
 
 
-def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
-    learner, params, h, xs, ys = linear_case()
+def test_a_synthesizer_beside_a_trace_wrong_params_and_wrong_credit_are_refused():
+    learner, params, state, _, xs, ys = linear_case()
     online = functional.online(learner.cell, rules.d_rtrl())
-    loss, options = lambda out, y: (y * out).sum(), {'inside': 'exact', 'synthesizer': len}
-    with pytest.raises(OptionError, match=TWICE):
-        online.sequence_update(loss, optax.sgd(0.1), K, **options)
-    with pytest.raises(OptionError, match=TWICE):
-        online.sequence_grad(loss, K, keep_trace=False, **options)
+    options = {'inside': 'exact', 'synthesizer': len}
+    for of, found in (
+        (lambda: online.sequence_update(loss, optax.sgd(0.1), K, **options), TWICE),
+        (lambda: online.sequence_grad(loss, K, keep_trace=False, **options), TWICE),
+        (
+            lambda: learner.sequence_grad(loss, K, inside='trace', synthesizer=len),
+            "with inside='trace'.*Give inside='exact'",
+        ),
+        (
+            lambda: learner.sequence_grad(loss, K, inside='exact', synthesizer=3),
+            'synthesizer is 3; give a function',
+        ),
+    ):
+        with pytest.raises(OptionError, match=found):
+            of()
     options = {'window': K, 'inside': 'exact'}
-    state = learner.init(params, h, xs[0])
     run = learner.sequence_grad(loss, synthesizer=lambda s, h: {'h': jnp.zeros(3)}, **options)
     with pytest.raises(StructureError, match='params is dict; with a synthesizer'):
         run(params, state, xs, ys)

@@ -77,9 +77,7 @@ def learner():
     with brainstate.environ.context(precision=64):
         brainstate.random.seed(0)
         cell = nn.LSTMCell(3, 4)
-        made = braintrace.compile(cell, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
-    jax.config.update('jax_enable_x64', True)  # the end of the context switched it off
-    return made
+        return braintrace.compile(cell, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
 
 
 LOSSES = {

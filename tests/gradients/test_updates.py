@@ -14,7 +14,7 @@ import pytest
 import braintrace
 from braintrace.errors import OptionError
 from tests import models, oracles
-from tests.compare import assert_close
+from tests.compare import assert_close, at
 from tests.gradients.harness import MASK, other_carry, quick, start, step_program
 from tests.gradients.rows import CORE, is_core
 from tests.tiers import first, in_turn, none
@@ -52,14 +52,13 @@ def recorder(updates: int):
     return optax.GradientTransformation(init, update)
 
 
-def gradients(case, rule, every, write_every=None, reduction='sum', **options):
+def gradients(case, rule, every, write_every=None, reduction='sum', xs=None, **options):
     """Gradients of each update, and the state and losses after all."""
     learner, state = start(case, rule)
     optimizer = recorder(-(-len(case.xs) // every))
     run = quick(learner.sequence_update(case.loss, optimizer, every, reduction, write_every))
-    params, losses, _, state, seen, *_ = run(
-        case.params, optimizer.init(case.params), state, case.xs, case.ys, **options
-    )
+    given = case.params, optimizer.init(case.params), state, case.xs if xs is None else xs, case.ys
+    params, losses, _, state, seen, *_ = run(*given, **options)
     assert_close(params, case.params)
     return jax.tree.map(np.asarray, seen.grads), state, losses
 
@@ -174,20 +173,12 @@ def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     flags = np.zeros((len(case.xs), 2), bool)
     flags[2, 0] = True
     want = grouped(oracles.restarted(oracle, case, flags, case.carry), 1)
-    xs = np.array(case.xs)
+    xs, reset = np.array(case.xs), (flags, case.carry)
     xs[1, 0] = np.nan
-    learner, state = start(case, rule)
-    optimizer = recorder(len(xs))
-    run = quick(learner.sequence_update(case.loss, optimizer, 1, 'sum', write_every))
-    _, _, _, state, seen, *_ = run(
-        case.params, optimizer.init(case.params), state, xs, case.ys, reset=(flags, case.carry)
-    )
-    assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(seen.grads))
-    assert_close(
-        jax.tree.map(lambda g: np.asarray(g[2:]), seen.grads), jax.tree.map(lambda g: g[2:], want)
-    )
+    got, state, _ = gradients(case, rule, 1, write_every, xs=xs, reset=reset)
+    assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(got))
+    assert_close(at(got, slice(2, None)), at(want, slice(2, None)))
+    learner, first = start(case, rule)
     whole = quick(learner.sequence_grad(case.loss, window=None))
-    _, _, _, after = whole(
-        case.params, start(case, rule)[1], xs, case.ys, reset=(flags, case.carry)
-    )
-    assert_close(jax.tree.map(np.asarray, after.trace), jax.tree.map(np.asarray, state.trace))
+    after = whole(case.params, first, xs, case.ys, reset=reset)[3]
+    assert_close(after.trace, state.trace)

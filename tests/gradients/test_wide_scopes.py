@@ -11,7 +11,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, nn, rules
-from braintrace.errors import BraintraceWarning, NotSupportedError, OptionError
+from braintrace.errors import BraintraceWarning, NotSupportedError
 from braintrace.functional import _findings
 from braintrace.rules import rtrl, snap
 from tests import models, oracles
@@ -213,27 +213,6 @@ def test_places_and_resets_of_a_wide_trace():
 
 
 # ---- what is refused, and told -------------------------------------------------------------------
-
-OPTIONS = [
-    (lambda: rtrl('every'), "layers is 'every'; give 'joint' or 'each'"),
-    (lambda: rtrl(keep=0), 'keep is 0; give an int from 1'),
-    (lambda: rtrl(keep=True), 'keep is True'),
-    (lambda: rtrl(seed=-1), 'seed is -1; give an int >= 0'),
-    (lambda: snap(0), r'n is 0; give an int >= 1 \(same_step\(\) is SnAp-0\)'),
-    (lambda: snap(True), 'n is True'),
-    (lambda: snap(2, credit='half'), "credit is 'half'"),
-    (lambda: compiled(plain, rtrl(keep=5)), 'keep is 5, and carry has 4 hidden numbers'),
-    (
-        lambda: (of := compiled(plain, rtrl()).first).rule.delay(of.graph, 1, 3),
-        'write_every is 3; RTRL writes its trace',
-    ),
-]
-
-
-@pytest.mark.parametrize('make, text', OPTIONS)
-def test_options_that_no_rule_has(make, text):
-    with pytest.raises(OptionError, match=text):
-        make()
 
 
 def shape(*size, dtype=np.float32):
