@@ -337,6 +337,14 @@ def put(value: Any, at: Place, new: Any) -> Any:
     return value
 
 
+def deep(n: int) -> list:
+    """A list in a list, and so on."""
+    value: list = []
+    for _ in range(n):
+        value = [value]
+    return value
+
+
 def numbers(at) -> np.ndarray:
     """The numbers of an array node."""
     return array_of(at)

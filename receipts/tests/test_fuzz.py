@@ -25,7 +25,7 @@ from braintrace_receipts import (
 )
 from braintrace_receipts.arrays import INLINE, node
 from braintrace_receipts.schema import with_arrays
-from making import get, places, put
+from making import deep, get, places, put
 
 VERDICTS = {'rederived', 'consistent', 'skipped', 'failed', 'malformed'}
 BLOCK, GATE, NIGHT = 250, 2, 20  # changes of a block; blocks of the gate; of the night
@@ -48,13 +48,6 @@ NUMBERS = (
     *(0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**63, 10**400, -(10**30), True, False, None, 0.0, -0.0),
     *(0.5, 1.0, -1.0, 1e-320, 1e308, -1e308, 1e-9, float('nan'), float('inf'), -float('inf')),
 )
-
-
-def deep(n):
-    value: list = []
-    for _ in range(n):
-        value = [value]
-    return value
 
 
 THINGS = (

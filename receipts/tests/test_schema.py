@@ -13,7 +13,7 @@ import braintrace_receipts
 from braintrace_receipts import errors
 from braintrace_receipts.arrays import array_digest, node
 from braintrace_receipts.schema import SCHEMAS, check
-from making import places, put
+from making import deep, places, put
 from samples import full
 
 NAMES = list(SCHEMAS)
@@ -27,17 +27,10 @@ def text_of(name):
     return (folder / f'{stem}.json').read_text('utf-8')
 
 
-def nested(depth):
-    value: list = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 JUNK = [
     *(None, True, 0, -1, 10**400, 2.5, float('nan'), float('inf'), '', 'x' * 100, '\ud800', b'x'),
     *([], [None], {}, {'a': 1}, {1: 2, None: 3}, object(), np.float32(1), np.ones(2), set()),
-    *(nested(50), nested(5000), {'shape': [-1], 'dtype': 'float32', 'data': []}),
+    *(deep(50), deep(5000), {'shape': [-1], 'dtype': 'float32', 'data': []}),
     {'shape': [True], 'dtype': [], 'data': None},
     {'shape': [2], 'dtype': 'float32', 'data': [1.0, 10**400]},
     {'shape': [1], 'dtype': 'float32', 'sha256': 'zz', 'sample': [[0, 1.0]]},
