@@ -149,10 +149,11 @@ class Spiking:
 
     def __init__(self, config, rng):
         constants = config['topology']['constants']
-        self.config, self.constants = config, {k: F32(v) for k, v in constants.items() if _real(v)}
+        self.config = config
+        self.constants = {k: F32(v) for k, v in constants.items() if type(v) is float}
         self.slope = F32(constants['surrogate']['parameters']['slope'])
-        self.weights = {k: self.array(v) for k, v in config['params_before'].items()}
-        self.carry = {k: self.array(v) for k, v in config['carry_before'].items()}
+        self.weights = {k: numbers(v).astype(F32) for k, v in config['params_before'].items()}
+        self.carry = {k: numbers(v).astype(F32) for k, v in config['carry_before'].items()}
         lanes, hidden = self.carry['V'].shape
         width, out = self.weights['W'].shape[0], self.weights['W_out'].shape[1]
         self.traces = {
@@ -160,10 +161,6 @@ class Spiking:
             'readout': [np.zeros((lanes, hidden, out), F32), np.zeros((lanes, out), F32)],
         }
         self.rng, self.lanes, self.inputs = rng, lanes, width - hidden
-
-    @staticmethod
-    def array(node):
-        return np.array(node['data'], F32).reshape(node['shape'])
 
     def psi(self, u):
         small = np.exp(-np.abs(self.slope * u))
@@ -218,10 +215,6 @@ class Spiking:
         value = np.sum(fields['loss/mask'] * fields['loss/per_lane'], dtype=F32)
         record['loss']['value'] = float(value)
         return making.plain(record | {'t': [t] * self.lanes})
-
-
-def _real(value):
-    return isinstance(value, float) and not isinstance(value, bool)
 
 
 @pytest.fixture(scope='module')
