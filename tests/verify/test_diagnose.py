@@ -15,102 +15,85 @@ import pytest
 import braintrace
 from braintrace import nn, rules, verify
 from braintrace.errors import OptionError
+from tests import models
 from tests.compare import assert_close
-from tests.models.model import squared
+from tests.models.library import LibraryOps
+from tests.models.model import B, I, N, O, alone, of, squared
 from tests.models.ops import _spike_jvp as spike
-from tests.verify import by_hand
+from tests.models.stacks import two_layers
 from tests.verify.asked import diagnosed, row_of, said
-from tests.verify.by_hand import NETWORKS, I, N, T
+from tests.verify.expected import expected
+
+T = 12
+CASES = ['gru', 'lstm_fused', 'two_layers', 'lif_recurrent']
+RNG = np.random.default_rng(0)
+DATA = np.abs(RNG.standard_normal((T, I))), RNG.standard_normal((T, O))
 
 
 class Net(brainstate.nn.Module):
-    """A cell of the library with the numbers of a network, and a plain readout."""
+    """A gated cell and a plain readout."""
 
-    def __init__(self, cell, gates, params):
+    def __init__(self):
         super().__init__()
-        self.cell, self.readout = cell, brainstate.ParamState(params['out'])
-        for name, (w, b) in gates.items():
-            getattr(cell, name).weight.value = {
-                'weight': jnp.asarray(params[w]),
-                'bias': jnp.asarray(params[b]),
-            }
+        self.cell = nn.GRUCell(I, N)
+        self.readout = brainstate.ParamState(jnp.asarray(RNG.standard_normal((N, O))))
 
     def update(self, x):
         return self.cell(x) @ self.readout.value
 
 
-def stack_cell(p, c, x):
-    h1 = 0.8 * c['h1'] + jnp.tanh(braintrace.matmul(jnp.concatenate([x, c['h1']]), p['one']))
-    h2 = 0.9 * c['h2'] + jnp.tanh(braintrace.matmul(jnp.concatenate([h1, c['h2']]), p['two']))
-    return h2 @ p['out'], {'h1': h1, 'h2': h2}
+def learner_of(rule='D_RTRL'):
+    return braintrace.compile(Net(), rule, jnp.zeros(I), seed=0)
 
 
-def lif_cell(p, v, x):
-    z = spike(v - 0.5)
-    v = 0.8 * v - z + braintrace.matmul(jnp.concatenate([x, z]), p['W'])
-    return spike(v - 0.5) @ p['out'], v
+def cell_of(case):
+    return functools.partial(case.model.cell, LibraryOps())
 
 
-GRU_PATHS = {
-    k + g: f'cell/W{g}/weight/{name}' for g in 'zrh' for k, name in (('W', 'weight'), ('b', 'bias'))
-}
-CELLS = {
-    'gru': (nn.GRUCell, {f'W{g}': (f'W{g}', f'b{g}') for g in 'zrh'}),
-    'lstm': (nn.LSTMCell, {'W': ('W', 'b')}),
-}
-PATHS = {
-    'gru': GRU_PATHS | {'out': 'readout'},
-    'lstm': {'W': 'cell/W/weight/weight', 'b': 'cell/W/weight/bias', 'out': 'readout'},
-}
-FIRST = {
-    'stack': (stack_cell, {'h1': np.zeros(N), 'h2': np.zeros(N)}),
-    'lif': (lif_cell, np.zeros(N)),
-}
-
-
-def learner_of(name, rule='D_RTRL'):
-    cell, gates = CELLS[name]
-    return braintrace.compile(Net(cell(I, N), gates, NETWORKS[name].params), rule, jnp.zeros(I))
+def of_case(case, rule=None):
+    return diagnosed(cell_of(case), case.xs, case.ys, case.params, dict(case.carry), rule)
 
 
 @functools.cache
 def diagnosis_of(name, **options) -> verify.Diagnosis:
-    """The diagnosis of a network under D_RTRL with these options; all tests share it."""
-    rule, data = rules.d_rtrl(**options), by_hand.data()
-    if name in CELLS:
-        return verify.diagnose(learner_of(name, rule), *data, squared)
-    cell, carry = FIRST[name]
-    return diagnosed(cell, *data, NETWORKS[name].params, carry, rule)
+    """The diagnosis of a case under D_RTRL with these options; all tests share it."""
+    return of_case(models.case(name, steps=T), rules.d_rtrl(**options))
+
+
+def check_numbers(row, want):
+    numbers = [row.cosine, row.norm_ratio, row.dropped]
+    by_parameter = want.cosine, want.ratio, want.dropped
+    assert_close(numbers, [of[row.path] for of in by_parameter], 1e-9, 1e-12)
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.parametrize('name', NETWORKS)
-def test_the_numbers_are_those_computed_by_hand(name):
-    net, want, got = NETWORKS[name], by_hand.expected(NETWORKS[name]), diagnosis_of(name)
-    paths = PATHS.get(name, {k: k for k in net.params})
-    assert {row.path for row in got.rows} == set(paths.values())
-    for k, path in paths.items():
-        row = row_of(got, path)
-        assert row.shape == net.params[k].shape
-        numbers = [row.cosine, row.norm_ratio, row.dropped]
-        by_parameter = (want.cosine, want.ratio, want.dropped)
-        assert_close(numbers, [of[k] for of in by_parameter], 1e-9, 1e-12)
-        traced = [key for key, ks in net.relations.items() if k in ks]
-        states = 2 if name == 'lstm' else 1
-        assert row.route == ('trace' if traced else 'same-step')
-        assert row.trace_bytes == (8 * states * net.params[k].size if traced else 0)
+@pytest.mark.parametrize('name', CASES)
+def test_the_numbers_are_those_of_the_oracle(name):
+    case, got = models.case(name, steps=T), diagnosis_of(name)
+    want = expected(case)
+    params = dict(zip(want.cosine, jax.tree.leaves(case.params), strict=True))
+    assert {row.path for row in got.rows} == set(params)
+    traced = {path for path, squares in want.squares.items() if squares.any()}
+    states = len(case.model.groups[0])
+    for row in got.rows:
+        assert row.shape == params[row.path].shape
+        check_numbers(row, want)
+        assert row.route == ('trace' if row.path in traced else 'same-step')
+        size = 8 * B * states * params[row.path].size
+        assert row.trace_bytes == (size if row.path in traced else 0)
     growth = {t.relation.partition('#')[0]: t for t in got.trace_growth}
-    assert set(growth) == {paths[key] for key in net.relations}
-    for key, norms in want.norms.items():
-        t = growth[paths[key]]
+    assert set(growth) == {path for path in traced if path.endswith('w')}
+    for path, t in growth.items():
+        own = [p for p in traced if p.rpartition('/')[0] == path.rpartition('/')[0]]
+        norms = np.sqrt(sum(want.squares[p] for p in own))
         assert_close(np.array(t.norms), norms, 1e-10)
         assert t.growth == pytest.approx(norms[-1] / norms[T - 1 - 2 * (T // 4)], rel=1e-10)
-        assert t.largest == pytest.approx(want.largest[key], rel=1e-10)
+        assert t.largest == pytest.approx(max(want.largest[p] for p in own), rel=1e-10)
         assert t.limit == np.finfo(np.float64).max
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['stack', 'lstm'])
+@pytest.mark.parametrize('name', ['two_layers', 'lstm_fused'])
 def test_steps_that_are_not_yet_written_into_the_trace_count(name):
     got, want = diagnosis_of(name, write_every=5), diagnosis_of(name)
     for a, b in zip(got.trace_growth, want.trace_growth, strict=True):
@@ -121,39 +104,45 @@ def test_steps_that_are_not_yet_written_into_the_trace_count(name):
 
 @pytest.mark.slow
 def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
-    got = diagnosis_of('stack')
-    lost = by_hand.expected(NETWORKS['stack']).dropped_in['one']
-    assert row_of(got, 'one').dropped_by_group == pytest.approx({'h1': lost[0], 'h2': lost[1]})
-    text = said(got, 'The temporal path of h1 through the state of h2 is lost at etp_mv (two) [')
-    share = f'Dropped there of the history of the gradient: {100 * lost[1]:.0f} % for one.'
-    assert 'test_diagnose.py' in text and share in text
+    got = diagnosis_of('two_layers')
+    lost = expected(models.case('two_layers', steps=T)).dropped_in['one/w']
+    assert row_of(got, 'one/w').dropped_by_group == pytest.approx({'h1': lost[0], 'h2': lost[1]})
+    text = said(got, 'The temporal path of h1 through the state of h2 is lost at etp_mm (two/w) [')
+    assert 'library.py' in text and 'Dropped there of the history of the gradient: ' in text
+    assert f'{100 * lost[1]:.0f} % for one/w' in text and lost[1] > 0.01
     assert text.endswith(
         'To lose less, let h2 forget sooner, let the loss see h1 directly, or take exact windows '
         "(inside='exact')."
     )
-    assert lost[1] > 0.1
+
+
+def gate(inputs, units):
+    return {'w': (inputs, units), 'b': (units,)}
 
 
 @pytest.mark.slow
 def test_states_in_one_array_are_diagnosed_one_by_one():
+    params = {'one': gate(I + N, N), 'two': gate(2 * N, N), 'out': (N, O)}
+    model = of(two_layers, params, dict.fromkeys(('h1', 'h2'), (B, N)), groups=alone('h1', 'h2'))
+    case = models.make_case(model, steps=T)
+
     def stacked(p, c, x):
-        output, new = stack_cell(p, {'h1': c['h'][0], 'h2': c['h'][1]}, x)
+        output, new = cell_of(case)(p, {'h1': c['h'][0], 'h2': c['h'][1]}, x)
         return output, {'h': jnp.stack([new['h1'], new['h2']])}
 
-    net, want = NETWORKS['stack'], by_hand.expected(NETWORKS['stack'])
-    got = diagnosed(stacked, *by_hand.data(), net.params, {'h': np.zeros((2, N))})
+    want, carry = expected(case), {'h': np.stack([case.carry['h1'], case.carry['h2']])}
+    got = diagnosed(stacked, case.xs, case.ys, case.params, carry)
     for row in got.rows:
-        numbers = [row.cosine, row.norm_ratio, row.dropped]
-        by_parameter = (want.cosine, want.ratio, want.dropped)
-        assert_close(numbers, [of[row.path] for of in by_parameter], 1e-9, 1e-12)
-    lost = dict(zip(('h/0', 'h/1'), want.dropped_in['one'], strict=True))
-    assert row_of(got, 'one').dropped_by_group == pytest.approx(lost)
+        check_numbers(row, want)
+    lost = dict(zip(('h/0', 'h/1'), want.dropped_in['one/w'], strict=True))
+    assert row_of(got, 'one/w').dropped_by_group == pytest.approx(lost)
 
 
 @pytest.mark.slow
 def test_what_a_gru_loses_is_named_with_its_places():
-    reset = said(diagnosis_of('gru'), 'Only the current step is in the gradient of ')
-    mixed = said(diagnosis_of('gru'), 'Units of cell/h read each other at etp_mv ')
+    got = verify.diagnose(learner_of(), *DATA, squared)
+    reset = said(got, 'Only the current step is in the gradient of ')
+    mixed = said(got, 'Units of cell/h read each other at etp_mv ')
     for words in ('bias (cosine ', 'weight (cosine '):
         assert f'cell/Wr/weight/{words}' in reset
     assert 'reaches hidden states only' in reset
@@ -299,8 +288,14 @@ def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_withou
 
 @pytest.mark.slow
 def test_silent_and_saturated_neurons_are_counted_by_their_spikes():
-    got = diagnosis_of('lif')
-    rates = (by_hand.expected(NETWORKS['lif']).hidden[:-1] > 0.5).mean(0)
+    case = models.case('lif_recurrent', steps=T)
+    w = case.params['w'].copy()
+    w[:, 0], w[:I, 1] = 0.0, 3.0  # unit 0 gets nothing, unit 1 very much
+    zeros, params = {'v': np.zeros((B, N))}, dict(case.params) | {'w': w}
+    case = dataclasses.replace(case, params=params, carry=zeros, xs=np.abs(case.xs))
+    got = of_case(case)
+    potentials = np.array([c['v'] for c in expected(case).hidden[:-1]])
+    rates = (potentials > 0.5).mean((0, 1))
     assert rates[0] == 0 and rates[1] > 0.5
     (active,) = got.activity
     shares = np.mean(rates == 0), np.mean(rates > 0.5)
@@ -343,8 +338,7 @@ def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
 
 @pytest.mark.slow
 def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
-    learner = learner_of('gru', rules.es_d_rtrl(0.9))
-    got = verify.diagnose(learner, *by_hand.data(), squared)
+    got = verify.diagnose(learner_of(rules.es_d_rtrl(0.9)), *DATA, squared)
     assert said(got, 'ES_D_RTRL: an input factor and an output factor')
     assert row_of(got, 'cell/Wz/weight/weight').cosine < 0.999
     assert row_of(got, 'readout').cosine == pytest.approx(1)
@@ -367,8 +361,8 @@ def test_a_wrong_rule_is_noticed():
         h = 0.9 * h + braintrace.matmul(x, p['W'])
         return h, h
 
-    xs, params = by_hand.data()[0], {'W': jnp.ones((I, N))}
-    got = diagnosed(cell, xs, jnp.zeros((T, N)), params, jnp.zeros(N), Forgets())
+    params = {'W': jnp.ones((I, N))}
+    got = diagnosed(cell, DATA[0], jnp.zeros((T, N)), params, jnp.zeros(N), Forgets())
     assert got.rows[0].history == 'whole' and got.rows[0].norm_ratio < 0.5
     assert got.findings[0].startswith(
         'W should have the whole gradient, but differs from BPTT: cosine '
@@ -465,7 +459,8 @@ def snapshot(learner):
 
 @pytest.mark.slow
 def test_it_starts_from_the_present_states_and_leaves_learner_and_model_as_they_are():
-    learner, (xs, ys) = learner_of('gru'), by_hand.data()
+    learner, (xs, ys) = learner_of(), DATA
+    fresh = verify.diagnose(learner, xs, ys, squared)
     learner.etrace_evolve(xs)
     before = snapshot(learner)
     first = verify.diagnose(learner, xs, ys, squared)
@@ -476,13 +471,16 @@ def test_it_starts_from_the_present_states_and_leaves_learner_and_model_as_they_
     )
     assert np.asarray(before['trace']['t']).max() == T
     assert verify.diagnose(learner, xs, ys, squared).rows == first.rows
-    assert first.rows != diagnosis_of('gru').rows, 'it starts from the present states'
+    assert first.rows != fresh.rows, 'it starts from the present states'
+    online, params, carry = learner.pure()
+    pure = verify.diagnose(online, xs, ys, squared, params=params, carry=carry)
+    assert pure.rows == first.rows
     learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x), y))
 
 
 @pytest.mark.slow
 def test_a_diagnosis_prints_and_is_plain_data():
-    got = diagnosis_of('stack')
+    got = diagnosis_of('two_layers')
     shown = str(got)
     assert shown.startswith(f'D_RTRL over {T} step(s): ') and repr(got) == shown
     assert all(
@@ -490,14 +488,14 @@ def test_a_diagnosis_prints_and_is_plain_data():
         for word in ('norm ratio', 'steps to overflow', 'saturated', '- The temporal path of h1')
     )
     plain = json.loads(json.dumps(got.as_dict(), allow_nan=False))
-    assert plain['rows'][0]['path'] == 'one' and plain['trace_growth'][0]['steps_left'] is None
+    assert plain['rows'][0]['path'] == 'one/b' and plain['trace_growth'][0]['steps_left'] is None
     assert plain['steps'] == T and set(plain) == {f.name for f in dataclasses.fields(got)}
     assert got.ms_per_step > 0 and got.bptt_ms_per_step > 0
 
 
 @pytest.mark.slow
 def test_a_notebook_shows_the_same_as_tables():
-    got = diagnosis_of('stack')
+    got = diagnosis_of('two_layers')
     shown = dataclasses.replace(got, findings=('a < b & c',))._repr_html_()
     tables = ElementTree.fromstring(shown.replace('<details open>', '<details>')).findall(
         './/table'
@@ -507,7 +505,7 @@ def test_a_notebook_shows_the_same_as_tables():
         assert len(table.findall('tbody/tr')) == len(rows)
     cells = [cell.text for cell in tables[0].findall('tbody/tr/td')]
     assert (
-        'one' in cells
+        'one/b' in cells
         and f'{got.rows[0].cosine:.4f}' in cells
         and f'{100 * got.rows[0].dropped:.1f} %' in cells
     )
@@ -516,7 +514,7 @@ def test_a_notebook_shows_the_same_as_tables():
 @pytest.mark.slow
 def test_the_figure_has_a_panel_for_each_number(monkeypatch):
     pytest.importorskip('matplotlib')
-    got = diagnosis_of('stack')
+    got = diagnosis_of('two_layers')
     axes = got.figure().axes
     assert len(axes) == 4 and len(axes[3].lines) == len(got.trace_growth)
     assert sorted(bar.get_width() for bar in axes[0].patches) == sorted(
