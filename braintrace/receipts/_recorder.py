@@ -263,8 +263,8 @@ class Recorder:
         wanted, parts = OPTIMIZERS[name].slots if name in OPTIMIZERS else (), dict[str, Any]()
         for part in _parts(state):
             # Moments have a count beside them; other counts, as a schedule's, are not theirs.
-            count = ('count',) if 'mu' in wanted and hasattr(part, 'mu') else ()
-            found = {k: getattr(part, k) for k in (*wanted, *count) if hasattr(part, k)}
+            beside = ('count',) if 'mu' in wanted and hasattr(part, 'mu') else ()
+            found = {k: getattr(part, k) for k in (*wanted, *beside) if hasattr(part, k)}
             parts |= jax.tree.map(_on_host, found)
         missing = [key for key in wanted if key not in parts]
         if missing:
