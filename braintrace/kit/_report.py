@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
 
 STATUSES = ('fail', 'missing', 'not_tested', 'pass', 'not_applicable')  # the gravest first
 LAWS = {
@@ -110,9 +110,13 @@ class ConformanceReport:
             raise AssertionError('\n'.join([f'{len(bad)} rows do not conform:', *map(str, bad)]))
 
     def __str__(self) -> str:
-        return '\n'.join(
-            [*_table(self.rows), *(str(row) for s in STATUSES[:3] for row in self.of(s))]
-        )
+        lines = []
+        for op, report in by_op(self).items():
+            # A law counts once, with the status of its gravest row.
+            found = Counter(map(report.status, {row.law for row in report.rows}))
+            order = (*STATUSES[3:], *STATUSES[:3])
+            lines.append(f'{op}: ' + ', '.join(f'{found[s]} {s}' for s in order if found[s]))
+        return '\n'.join([*lines, *(str(row) for s in STATUSES[:3] for row in self.of(s))])
 
     def to_json(self) -> str:
         """The report as JSON: the number of ``ops``, the ``rows``, and as text the rows that are
@@ -127,20 +131,10 @@ class ConformanceReport:
         )
 
 
-def _table(rows: Iterable[Row]) -> list[str]:
-    """One line for each op: the number of laws with each status. A law has the status of its
-    gravest row.
-    """
-    ops: dict[str, list[Row]] = {}
-    for row in rows:
-        ops.setdefault(row.op, []).append(row)
-    order = (*STATUSES[3:], *STATUSES[:3])
-    return [
-        f'{op}: ' + ', '.join(f'{n} {s}' for s in order if (n := _laws_with(found, s)))
-        for op, found in ops.items()
-    ]
-
-
-def _laws_with(rows: Sequence[Row], status: str) -> int:
-    report = ConformanceReport(tuple(rows))
-    return sum(report.status(law) == status for law in {row.law for row in rows})
+def by_op(report: ConformanceReport) -> dict[str, ConformanceReport]:
+    """The report of each op."""
+    names = dict.fromkeys(row.op for row in report.rows)
+    return {
+        name: ConformanceReport(tuple(row for row in report.rows if row.op == name))
+        for name in names
+    }

@@ -13,7 +13,7 @@ import pytest
 
 from .._etrace_op import RULE_SLOTS
 from ._check import check
-from ._report import LAWS, ConformanceReport
+from ._report import LAWS, ConformanceReport, by_op
 
 STATUS = {'passed': 'pass', 'failed': 'fail', 'skipped': 'not_tested'}
 
@@ -72,9 +72,7 @@ def etp_conformance(request: pytest.FixtureRequest) -> Callable[..., Conformance
 
     def conformance(op: Any, cases: Any = None, **options: Any) -> ConformanceReport:
         report = check(op, cases, **options)
-        names = {row.op for row in report.rows}
-        for name in names:
-            rows = ConformanceReport(tuple(row for row in report.rows if row.op == name))
+        for name, rows in by_op(report).items():
             request.node.user_properties += [
                 ('etp', {'op': name, 'rule': None, 'law': law, 'status': rows.status(law)})
                 for law in LAWS

@@ -192,7 +192,9 @@ class Recording:
         return found, record
 
     def _precision(self, params, state) -> str:
-        """How products round; refuses what a receipt can not hold."""
+        """How products round on the default device, one of ``PRECISIONS``; refuses what a receipt
+        can not hold.
+        """
         dtype = _dtype(params)
         if self._narrow(dtype) and PENDING in state.trace:
             raise NotSupportedError(
@@ -200,8 +202,13 @@ class Recording:
                 'yet written are not, so gradients do not follow from the trace of a receipt. Use '
                 'd_rtrl(trace_dtype=..., write_every=1).'
             )
-        found = _precision_of(dtype)
-        if found != 'highest' and not self.allow_tf32:
+        asked = str(getattr(jax.config, 'jax_default_matmul_precision', None) or 'default').lower()
+        platform = jax.default_backend()
+        full = asked in ('highest', 'float32', 'f32_f32_f32', 'f64_f64_f64')
+        if platform == 'cpu' or dtype == jnp.float64 or full:
+            return 'highest'
+        found = 'bf16' if platform == 'tpu' or 'bf' in asked else 'tf32'
+        if not self.allow_tf32:
             raise NotSupportedError(
                 f'products of float32 are made in {found} on this device, so a verifier could '
                 'accept wrong numbers. Set jax.config.update("jax_default_matmul_precision", '
@@ -340,16 +347,6 @@ def _dtype(tree):
             'one of them for all. Cast them.'
         )
     return floats.pop()
-
-
-def _precision_of(dtype) -> str:
-    """How products of this dtype round on the default device, one of ``PRECISIONS``."""
-    asked = str(getattr(jax.config, 'jax_default_matmul_precision', None) or 'default').lower()
-    platform = jax.default_backend()
-    full = asked in ('highest', 'float32', 'f32_f32_f32', 'f64_f64_f64')
-    if platform == 'cpu' or dtype == jnp.float64 or full:
-        return 'highest'
-    return 'bf16' if platform == 'tpu' or 'bf' in asked else 'tf32'
 
 
 def capture(

@@ -191,26 +191,23 @@ class Cell:
 
     def __call__(self, params, carry, x):
         """One step."""
-        sent = 'h' if self.kind == 'rnn' else 'z'
-        y = matmul(jnp.concatenate([x, carry[sent]], -1), params['W'], params.get('b'))
-        new = self._rnn(carry, y) if self.kind == 'rnn' else self._spiking(carry, y)
+        of, sent = self.constants, 'h' if self.kind == 'rnn' else 'z'
+        old = carry[sent]
+        y = matmul(jnp.concatenate([x, old], -1), params['W'], params.get('b'))
+        if self.kind == 'rnn':
+            new = {'h': of['leak'] * old + jnp.tanh(y)}
+        else:
+            reset = old if of['reset_gradient'] else jax.lax.stop_gradient(old)
+            new = {'V': of['alpha'] * carry['V'] + y - of['theta'] * reset}
+            above = new['V'] - of['theta']
+            if self.kind == 'alif':
+                new['a'] = of['rho'] * carry['a'] + old
+                above = above - of['beta'] * new['a']
+            new['z'] = _spike_of(of['surrogate'])(above / of['theta'])
         outputs = matmul(new[sent], params['W_out'], params.get('b_out'))
         if self.readout == 'leaky':
-            new['o'] = outputs = self.constants['kappa_out'] * carry['o'] + outputs
+            new['o'] = outputs = of['kappa_out'] * carry['o'] + outputs
         return outputs, new
-
-    def _rnn(self, carry, y):
-        return {'h': self.constants['leak'] * carry['h'] + jnp.tanh(y)}
-
-    def _spiking(self, carry, y):
-        of, z = self.constants, carry['z']
-        reset = z if of['reset_gradient'] else jax.lax.stop_gradient(z)
-        new = {'V': of['alpha'] * carry['V'] + y - of['theta'] * reset}
-        above = new['V'] - of['theta']
-        if self.kind == 'alif':
-            new['a'] = of['rho'] * carry['a'] + z
-            above = above - of['beta'] * new['a']
-        return new | {'z': _spike_of(of['surrogate'])(above / of['theta'])}
 
 
 def _spike_of(surrogate: dict) -> Callable:
