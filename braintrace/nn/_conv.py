@@ -62,7 +62,9 @@ class Conv(ShowsArguments, brainstate.nn.Module):
         values = {'weight': first_value(owner, 'w_init', w_init, shape)}
         if b_init is not None:
             bias = first_value(owner, 'b_init', b_init, (self.out_channels,))
-            values['bias'] = bias.reshape(self._bias_shape())
+            ones = (1,) * self.rank  # a bias is stored so that it broadcasts to y
+            stored = (1, -1, *ones) if self.channel_first else (*ones, -1)
+            values['bias'] = bias.reshape(stored)
         self.weight = parameter(owner, param_type, values)
         self.out_size = self._result_shape(values['weight'])
 
@@ -118,11 +120,6 @@ class Conv(ShowsArguments, brainstate.nn.Module):
                 f'axis ({self.rank}).'
             )
         return tuple((int(low), int(high)) for low, high in pairs)
-
-    def _bias_shape(self) -> tuple[int, ...]:
-        """The shape that broadcasts to y: (1, ..., O), or (1, O, 1, ...) with channels first."""
-        ones, channels = (1,) * self.rank, (self.out_channels,)
-        return (1, *channels, *ones) if self.channel_first else (*ones, *channels)
 
     def _result_shape(self, kernel: Any) -> tuple[int, ...]:
         x = jax.ShapeDtypeStruct((1, *self.in_size), np.float32)

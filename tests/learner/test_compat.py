@@ -284,8 +284,6 @@ def test_an_argument_that_means_something_else_is_refused_with_the_remedy(call, 
             Net(), 'D_RTRL', xs[0], **{'batch_size': BATCH, **options}
         ),
         'etrace_grad': lambda: compiled().etrace_grad(xs, ys, step_fn=squared, **options),
-        'etrace_evolve': lambda: compiled().etrace_evolve(xs, **options),
-        'graph': lambda: compat.compile_etrace_graph(Net(), xs[0], **options),
         'register_primitive': lambda: compat.register_primitive('etp_none', **options),
     }
     (name,) = list(options)[:1]

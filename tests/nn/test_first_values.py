@@ -65,10 +65,6 @@ def in_ring(low: float, high: float, largest: float) -> dict[str, Draw]:
     }
 
 
-def logistic(b: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-b))
-
-
 def conv(make: Callable, *window: int) -> tuple:
     """A convolution of two groups: a kernel reads a half of the channels."""
     places = int(np.prod(window))
@@ -137,7 +133,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
     'URLSTMCell': (
         lambda: nn.URLSTMCell(IN, OUT),
         linear(None, **dict.fromkeys(('Wf', 'Wr', 'Wu', 'Wo'), xavier(READ)))
-        | {'bias': uniform(1 / OUT, 1 - 1 / OUT, logistic)},
+        | {'bias': uniform(1 / OUT, 1 - 1 / OUT, lambda b: 1 / (1 + np.exp(-b)))},
     ),
     'MinGRUCell': (lambda: nn.MinGRUCell(IN, OUT), linear(W=xavier(IN))),
     'MinLSTMCell': (lambda: nn.MinLSTMCell(IN, OUT), linear(W=xavier(IN))),

@@ -134,24 +134,12 @@ def facilitated(ops, p, s, x):
 
 def in_units():
     weights = nn.SignedWLinear(3, 5, w_init=1.5 * SIGNS * jnp.ones((3, 5)) * u.mS, w_sign=SIGNS)
-    synapses = nn.DualExpon(
-        5,
-        tau_decay=5.0 * u.ms,
-        tau_rise=2.0 * u.ms,
-        g_init=brainstate.nn.init.Normal(scale=0.5, unit=u.mS),
-    )
-    return Feed(
-        nn.Projection(weights, synapses, nn.CUBA(4.0 * u.mV)),
-        R=5.0 * u.kohm,
-        V_th=15.0 * u.mV,
-        V_rest=0.0 * u.mV,
-        V_reset=0.0 * u.mV,
-        V_init=4.0 * u.mV,
-    )
-
-
-def uniform(rng, shape):
-    return rng.random(shape)
+    first = brainstate.nn.init.Normal(scale=0.5, unit=u.mS)
+    synapses = nn.DualExpon(5, 5.0 * u.ms, 2.0 * u.ms, first)
+    potentials = {'V_th': 15.0, 'V_rest': 0.0, 'V_reset': 0.0, 'V_init': 4.0}
+    volts = {name: value * u.mV for name, value in potentials.items()}
+    projection = nn.Projection(weights, synapses, nn.CUBA(4.0 * u.mV))
+    return Feed(projection, R=5.0 * u.kohm, **volts)
 
 
 ROWS = [
@@ -173,7 +161,7 @@ ROWS = [
             )
         ),
         depressed,
-        draw=uniform,
+        draw=lambda rng, shape: rng.random(shape),
         groups=(('projection.stp.x',), ('projection.syn.g', 'neurons.V')),
         owner={'projection.comm.weight': 1},
         exact=True,
