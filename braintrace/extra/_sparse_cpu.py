@@ -211,9 +211,9 @@ def _rows(dtype: type):
     return body
 
 
-def _read_one(dtype: type):
-    """``g += sum over lanes of lam[column] e`` where a lane's flag is set, for lam ``(lanes, out,
-    1)`` and e ``(lanes, entries)``.
+def _read(states: int, dtype: type):
+    """``g += sum over lanes and states s of lam_s[column] e_s`` where a lane's flag is set, for lam
+    ``(lanes, out, states)`` and one or two e ``(lanes, entries)``.
     """
     import numba
 
@@ -223,29 +223,8 @@ def _read_one(dtype: type):
     @numba.njit(fastmath={'contract'})
     def body(given, made):
         flags, columns, lam = index(given[0]), index(given[1]), cube(given[2])
-        e, g = laned(given[3], flags, columns), vector(made[0])
-        for b in range(e.shape[0]):
-            if flags[b]:
-                for k in range(g.shape[0]):
-                    j = columns[k]
-                    if j < 0:
-                        break
-                    g[k] += lam[b, j, 0] * e[b, k]
-
-    return body
-
-
-def _read_two(dtype: type):
-    """The same of two states: ``g += sum of lam_0[column] e_0 + lam_1[column] e_1``."""
-    import numba
-
-    index, vector = _array(1, np.int32), _array(1, dtype)
-    cube, laned = _array(3, dtype), _laned(dtype)
-
-    @numba.njit(fastmath={'contract'})
-    def body(given, made):
-        flags, columns, lam = index(given[0]), index(given[1]), cube(given[2])
-        e, f = laned(given[3], flags, columns), laned(given[4], flags, columns)
+        # of one state the first is the last
+        e, f = laned(given[3], flags, columns), laned(given[2 + states], flags, columns)
         g = vector(made[0])
         for b in range(e.shape[0]):
             if flags[b]:
@@ -253,14 +232,18 @@ def _read_two(dtype: type):
                     j = columns[k]
                     if j < 0:
                         break
-                    g[k] += lam[b, j, 0] * e[b, k] + lam[b, j, 1] * f[b, k]
+                    if states == 1:
+                        g[k] += lam[b, j, 0] * e[b, k]
+                    else:
+                        g[k] += lam[b, j, 0] * e[b, k] + lam[b, j, 1] * f[b, k]
 
     return body
 
 
-def _move_one(dtype: type):
-    """``e <- p[column] e`` for p ``(lanes, out, 1)`` and e ``(lanes, entries)`` in lanes to keep,
-    and zero in lanes to clear.
+def _move(states: int, dtype: type):
+    """``e_s <- sum over states r of p_sr[column] e_r`` in lanes to keep and zero in lanes to clear,
+    for one or two e ``(lanes, entries)`` and p ``(lanes, out, states^2)``, a matrix at each
+    position.
     """
     import numba
 
@@ -269,31 +252,7 @@ def _move_one(dtype: type):
     @numba.njit(fastmath={'contract'})
     def body(given, made):
         todo, columns, p = index(given[0]), index(given[1]), cube(given[2])
-        e = laned(made[0], todo, columns)
-        for b in range(e.shape[0]):
-            if todo[b] == CLEAR:
-                e[b] = 0
-            if todo[b] != KEEP:
-                continue
-            for k in range(e.shape[1]):
-                j = columns[k]
-                if j < 0:
-                    break
-                e[b, k] *= p[b, j, 0]
-
-    return body
-
-
-def _move_two(dtype: type):
-    """The same of two states, for p ``(lanes, out, 4)``: a matrix at each position."""
-    import numba
-
-    index, cube, laned = _array(1, np.int32), _array(3, dtype), _laned(dtype)
-
-    @numba.njit(fastmath={'contract'})
-    def body(given, made):
-        todo, columns, p = index(given[0]), index(given[1]), cube(given[2])
-        e, f = laned(made[0], todo, columns), laned(made[1], todo, columns)
+        e, f = laned(made[0], todo, columns), laned(made[states - 1], todo, columns)
         for b in range(e.shape[0]):
             if todo[b] == CLEAR:
                 e[b], f[b] = 0, 0
@@ -303,9 +262,12 @@ def _move_two(dtype: type):
                 j = columns[k]
                 if j < 0:
                     break
-                u, v = e[b, k], f[b, k]
-                e[b, k] = p[b, j, 0] * u + p[b, j, 1] * v
-                f[b, k] = p[b, j, 2] * u + p[b, j, 3] * v
+                if states == 1:
+                    e[b, k] *= p[b, j, 0]
+                else:
+                    u, v = e[b, k], f[b, k]
+                    e[b, k] = p[b, j, 0] * u + p[b, j, 1] * v
+                    f[b, k] = p[b, j, 2] * u + p[b, j, 3] * v
 
     return body
 
@@ -315,10 +277,10 @@ KERNELS: dict[str, Callable] = {
     'entries': _entries,
     'dots': _dots,
     'rows': _rows,
-    'read 1': _read_one,
-    'read 2': _read_two,
-    'move 1': _move_one,
-    'move 2': _move_two,
+    'read 1': functools.partial(_read, 1),
+    'read 2': functools.partial(_read, 2),
+    'move 1': functools.partial(_move, 1),
+    'move 2': functools.partial(_move, 2),
 }
 
 
@@ -374,27 +336,17 @@ def _words():
 def _array(rank: int, dtype: type):
     """A compiled function from the address of a buffer to its array."""
     import numba
+    from numba.np.unsafe.ndarray import to_fixed_tuple
 
     pointer, words = _pointer(), _words()
 
     @numba.njit
-    def vector(address):
+    def array(address):
         buffer = words(address)
-        return numba.carray(pointer(buffer[NUMBERS]), (words(buffer[SHAPE])[0],), dtype)
+        shape = to_fixed_tuple(words(buffer[SHAPE]), rank)
+        return numba.carray(pointer(buffer[NUMBERS]), shape, dtype)
 
-    @numba.njit
-    def matrix(address):
-        buffer = words(address)
-        shape = words(buffer[SHAPE])
-        return numba.carray(pointer(buffer[NUMBERS]), (shape[0], shape[1]), dtype)
-
-    @numba.njit
-    def cube(address):
-        buffer = words(address)
-        shape = words(buffer[SHAPE])
-        return numba.carray(pointer(buffer[NUMBERS]), (shape[0], shape[1], shape[2]), dtype)
-
-    return {1: vector, 2: matrix, 3: cube}[rank]
+    return array
 
 
 @functools.cache
