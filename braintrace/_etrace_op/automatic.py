@@ -70,20 +70,13 @@ def _letters(dimension_numbers, weight: int, avals: Sequence) -> tuple[list, lis
     """A letter for each axis of x, of the weight and of the result."""
     contracting, batch = dimension_numbers
     letters = iter(string.ascii_letters)
-    axes: list[dict[int, str]] = [{}, {}]
-    shared = [[], []]
-    for kind, pairs in zip(shared, (batch, contracting), strict=True):
-        for left, right in zip(*pairs, strict=True):
-            axes[0][left] = axes[1][right] = next(letters)
-            kind.append(axes[0][left])
-    free: list[list[str]] = [[], []]
-    for side, aval in enumerate(avals):
-        for k in range(len(aval.shape)):
-            if k not in axes[side]:
-                axes[side][k] = next(letters)
-                free[side].append(axes[side][k])
-    of = [[found[k] for k in sorted(found)] for found in axes]
-    return of[1 - weight], of[weight], [*shared[0], *free[0], *free[1]]
+    axes = [[next(letters) for _ in aval.shape] for aval in avals]
+    # axes that meet have one letter
+    for left, right in zip((*batch[0], *contracting[0]), (*batch[1], *contracting[1])):
+        axes[1][right] = axes[0][left]
+    lead, summed = ([axes[0][k] for k in kind[0]] for kind in (batch, contracting))
+    free = [a for own in axes for a in own if a not in (*lead, *summed)]
+    return axes[1 - weight], axes[weight], [*lead, *free]
 
 
 def _transposed(array, axes: list[str], order: list[str]):

@@ -213,14 +213,13 @@ def _refuse_batch_groups(batch_group_count: int) -> None:
         )
 
 
-def _fold_axes(params: dict) -> tuple[int, int] | None:
-    if params.get('batch_group_count', 1) != 1:
-        return None
-    layout = conv_layout(params.get('dimension_numbers'), len(params['strides']) + 2)
-    return layout.lhs_spec[0], layout.out_spec[0]
-
-
 def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
+    def fold_axes(params: dict) -> tuple[int, int] | None:
+        if params.get('batch_group_count', 1) != 1:
+            return None
+        layout = conv_layout(params.get('dimension_numbers'), len(params['strides']) + 2)
+        return layout.lhs_spec[0], layout.out_spec[0]
+
     spec = ETPPrimitiveSpec(
         name,
         _impl,
@@ -233,7 +232,7 @@ def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
         cases=tuple(cases),
     )
     primitive = register_primitive_spec(completed(spec))
-    primitive.fold_axes = _fold_axes
+    primitive.fold_axes = fold_axes
     primitive.gradient_by_group = _gradient_by_group
     return primitive
 

@@ -15,7 +15,7 @@ from .._compiler import ETraceGraph
 from .._executor import Vector
 from ..errors import OptionError
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
-from .entries import Change, OpTrace, apart, if_any, reads_weights
+from .entries import OpTrace, apart, if_any, reads_weights
 from .layout import (
     Pair,
     States,
@@ -290,11 +290,19 @@ def _writer(
     """The function that writes pending steps into the entry of a pair; where the op has a writer of
     its own, if the flag is set.
     """
-    changes = _changes(network.graph, pending, t)
+    graph = network.graph
+    changes = by_pair(graph, pending.change)
+    # What is multiplied with numbers of an entry one by one is gathered once for all of them; many
+    # rows are contracted instead.
+    few = lambda c: {'p': c.p, 'q': c.q} if c.rows <= SHORT else {'p': c.p}
+    gathered = by_pair(graph, lambda pair: tuple(map(few, pair.of(changes))))
+    gathered = gathered_once(graph, t >= 0, gathered)
 
     def one(pair: Pair) -> States:
+        each = zip(pair.of(changes), pair.of(gathered), strict=True)
+        own = tuple(change._replace(**of_entry) for change, of_entry in each)
         old = pair.of(trace), pair.flags(pending.alive)
-        return _entry_of(network, pair).renewed_if(flag, *old, pair.of(changes), t)
+        return _entry_of(network, pair).renewed_if(flag, *old, own, t)
 
     return one
 
@@ -304,21 +312,6 @@ def _joined(pieces: tuple[dict, ...]) -> dict[str, jax.Array]:
     return {
         key: jnp.concatenate([each[key] for each in pieces if key in each]) for key in pieces[-1]
     }
-
-
-def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, dict]:
-    """The changes of every entry by these steps; what is gathered for them is made once."""
-    changes = by_pair(graph, pending.change)
-    # what is multiplied with numbers of an entry one by one; many rows are contracted instead
-    few = lambda c: {'p': c.p, 'q': c.q} if c.rows <= SHORT else {'p': c.p}
-    factors = by_pair(graph, lambda pair: tuple(map(few, pair.of(changes))))
-    factors = gathered_once(graph, t >= 0, factors)
-
-    def one(pair: Pair) -> tuple[Change, ...]:
-        each = zip(pair.of(changes), pair.of(factors), strict=True)
-        return tuple(change._replace(**of_entry) for change, of_entry in each)
-
-    return by_pair(graph, one)
 
 
 def _bytes(trace) -> int:

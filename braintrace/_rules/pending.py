@@ -85,14 +85,11 @@ class Segment(NamedTuple):
 
         return by_op(pairs(graph), one)
 
-    def read_by(self, later: Segment) -> Segment:
+    def read_by(self, graph: ETraceGraph, later: Segment) -> Segment:
         """The change of the states that a later one reads; the others are left out."""
         read = {g: is_read(p) for g, p in later.p.items()}
         p = {g: chosen(rows, read[g], (None,) * len(rows)) for g, rows in self.p.items()}
-        q = {
-            key: {g: chosen(rows, read[g]) for g, rows in by_group.items()}
-            for key, by_group in self.q.items()
-        }
+        q = by_pair(graph, lambda pair: chosen(pair.of(self.q), read[pair.group.name]))
         return Segment(p, self.x, q)
 
     def then(self, graph: ETraceGraph, later: Segment) -> Segment:
@@ -142,7 +139,7 @@ class Pending(NamedTuple):
         *older, newest = *self.segments, *later.segments
         after, body = newest, []
         for segment in reversed(older):
-            after = segment.read_by(after)
+            after = segment.read_by(graph, after)
             body.insert(0, after)
         if all(all(is_read(p)) for p in newest.p.values()):
             body.append(newest)
@@ -223,13 +220,8 @@ class PendingSteps(NamedTuple):
     def pending(self, graph: ETraceGraph, t: jax.Array) -> Pending:
         """The steps as pending rows, without the lanes that were reset since."""
         x = {key: jnp.stack(rows) for key, rows in self.x.items()}
-        q = {
-            key: {
-                g: tuple(jnp.stack(of_state) for of_state in zip(*rows, strict=True))
-                for g, rows in by_group.items()
-            }
-            for key, by_group in self.q.items()
-        }
+        stacked = lambda pair: tuple(map(jnp.stack, zip(*pair.of(self.q), strict=True)))
+        q = by_pair(graph, stacked)
         return Pending(self.alive, (Segment(self.p, x, q),)).without(graph, t == 0)
 
     def with_room(self, graph: ETraceGraph, t: jax.Array) -> tuple[Pending, jax.Array]:
