@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -210,7 +210,7 @@ def folded(array, shape: tuple[int, ...]):
 
 
 Entry = dict[str, jax.Array]  # by trainable name
-States = dict[str, tuple[jax.Array | None, ...]]  # one array for each state; None: zero
+States = Mapping[str, tuple[jax.Array | None, ...]]  # one array for each state; None: zero
 
 
 def by_state(entry: States) -> tuple[Entry, ...]:

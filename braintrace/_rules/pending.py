@@ -201,9 +201,10 @@ class PendingSteps(NamedTuple):
             return tuple((a,) * pair.group.num_state for a in row)
 
         ops = {pair.relation.key: pair.op for pair in pairs(graph)}
+        no_step, shapes = _no_step(graph), {g.name: g.shape for g in graph.hidden_groups}
         p = {
-            g.name: jax.tree.map(lambda e, g=g: zeros(g.shape, e.dtype) + e, _no_step(graph, g))
-            for g in graph.hidden_groups
+            g: jax.tree.map(lambda e, g=g: zeros(shapes[g], e.dtype) + e, rows)
+            for g, rows in no_step.items()
         }
         x = {key: of_x(op) for key, op in ops.items() if op.x is not None}
         return cls(t > 0, p, x, by_pair(graph, of_q), none)
@@ -231,12 +232,7 @@ class PendingSteps(NamedTuple):
         pending, full = self.pending(graph, t), self.is_full
         (segment,) = pending.segments
         x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (segment.x, segment.q))
-        p = {
-            g.name: jax.tree.map(
-                lambda a, b: jnp.where(full, a, b), _no_step(graph, g), segment.p[g.name]
-            )
-            for g in graph.hidden_groups
-        }
+        p = jax.tree.map(lambda a, b: jnp.where(full, a, b), _no_step(graph), segment.p)
         alive = jnp.where(full, t > 0, pending.alive)
         return Pending(alive, (Segment(p, x, q),)), jnp.where(full, 0, self.number)
 
@@ -261,15 +257,17 @@ class PendingSteps(NamedTuple):
         return PendingSteps(pending.alive, p, x, by_pair(graph, one), number + 1)
 
 
-def _no_step(graph: ETraceGraph, group: HiddenGroup) -> Transition:
-    """The transition of a group over no step, as numbers where some steps have any."""
-    dtype, there = group_dtype(graph, group), (lambda read: True if read else None)
-    moves = closure(jax.tree.map(there, group.reads))
-    rows = identity(group.num_state, jnp.ones((), dtype), jnp.zeros((), dtype))
-    return tuple(
-        tuple(e if s == r or moves[s][r] else None for r, e in enumerate(row))
-        for s, row in enumerate(rows)
-    )
+def _no_step(graph: ETraceGraph) -> dict[str, Transition]:
+    """The transition of each group over no step, as numbers where some steps have any."""
+    found, there = {}, lambda read: True if read else None
+    for group in graph.hidden_groups:
+        dtype, moves = group_dtype(graph, group), closure(jax.tree.map(there, group.reads))
+        rows = identity(group.num_state, jnp.ones((), dtype), jnp.zeros((), dtype))
+        found[group.name] = tuple(
+            chosen(row, [s == r or moves[s][r] for r in range(len(row))])
+            for s, row in enumerate(rows)
+        )
+    return found
 
 
 # the reverse scan ---------------------------------------------------------------------------------
@@ -448,13 +446,7 @@ def _as_pending(
     if dead is not None:
         x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
     # of the diagonal with which p started, only what a step carries on is left
-    p = {
-        g: tuple(
-            tuple(e if there else None for e, there in zip(*row, strict=True))
-            for row in zip(rows, closure(newest.d[g]), strict=True)
-        )
-        for g, rows in p.items()
-    }
+    p = {g: tuple(map(chosen, rows, closure(newest.d[g]))) for g, rows in p.items()}
     if not split:
         return Pending(alive, (Segment(p, x, q),))
     # the sums of ops without x leave the last step out, since p is zero there
