@@ -61,13 +61,15 @@ ARROWS: dict[str, set[str]] = {
     'extra._filter': {'errors', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     'extra.eligibility': CORE,
+    'extra.progress': CORE,
     'extra.saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'extra.chunks': CORE | {'extra.saving'},
     'extra.heads': CORE | {'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving'}
-    | {'extra.eligibility', 'extra.chunks', 'extra.heads'},
-    '_learner': CORE | {'extra.saving', 'functional', 'rules', '_brainstate', 'extra._synthetic'},
+    | {'extra.eligibility', 'extra.chunks', 'extra.heads', 'extra.progress'},
+    '_learner': CORE
+    | {'functional', 'rules', '_brainstate', 'extra._synthetic', 'extra.saving', 'extra.progress'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',

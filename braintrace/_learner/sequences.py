@@ -14,12 +14,10 @@ from .._executor import TracedStep
 from .._windows import (
     CallOptions,
     Moment,
-    Progress,
     Result,
     Run,
     RunInTurns,
     Sequence,
-    Told,
     check_choice,
     check_flags,
     check_mask,
@@ -33,6 +31,7 @@ from .._windows import (
     strong,
 )
 from ..errors import OptionError, StepFunctionError
+from ..extra.progress import Progress, Told
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, substituted
 

@@ -11,6 +11,7 @@ from .options import (
     check_mask,
     check_opt_state,
     check_optimizer,
+    check_progress,
     check_updatable,
     check_window,
     did_you_mean,
@@ -26,6 +27,7 @@ from .options import (
 )
 from .runs import (
     AS_IT_IS,
+    LINES,
     Around,
     CallOptions,
     Gradients,
@@ -42,12 +44,9 @@ from .runs import (
     run_windows,
 )
 from .turns import (
-    Progress,
-    Told,
     Turns,
     bounds,
     buffers,
-    check_progress,
     strong,
     with_so_far,
 )

@@ -18,6 +18,7 @@ from .._compiler import abstract, describe_aval, param_name
 from .._executor import share, varying
 from .._public_names import nearest
 from .._rules import MOST_PENDING
+from .._signatures import does_not_fit
 from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 
 # answers ------------------------------------------------------------------------------------------
@@ -363,6 +364,16 @@ def check_updates(every, write_every) -> None:
             f'write_every is {write_every}; give a multiple of the {every} steps between updates, '
             f'at most {MOST_PENDING} times as many.'
         )
+
+
+def check_progress(progress, observes: bool = False) -> None:
+    """Refuse what is no bool and no function of a step and its losses, beside what is observed."""
+    if isinstance(progress, bool):
+        return
+    number, names = (3, 'step, losses, observed') if observes else (2, 'step, losses')
+    problem = does_not_fit(progress, number) if callable(progress) else repr(progress)
+    if problem:
+        raise OptionError(f'progress is {problem}; give True, False or a function `({names})`.')
 
 
 def check_optimizer(optimizer) -> None:

@@ -34,13 +34,14 @@ from .options import (
     check_choice,
     check_inside,
     check_mask,
+    check_progress,
     check_updates,
     check_window,
     divisor,
     signature,
     tree_bytes,
 )
-from .turns import LINES, Progress, Turns, bounds, buffers, check_progress, cut
+from .turns import Turns, bounds, buffers, cut
 
 Count = TypeVar('Count', jax.Array, jax.Array | None)
 Show = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
@@ -165,6 +166,7 @@ def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) ->
 WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
 MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
+LINES = 100  # of progress at most
 
 
 class Walk:
@@ -758,16 +760,14 @@ class RunInTurns:
             return self.length
         return int(steps_of(self.length, self.options, blocks))
 
-    def run(
-        self, program: Callable, first: Result, mask, progress: Progress | None, write: Callable
-    ) -> Result:
+    def run(self, program: Callable, first: Result, mask, progress: Any, write: Callable) -> Result:
         """How far ``program(result, bounds) -> result`` comes from the ``first`` place on, in steps
-        with such a mask.
+        with such a mask. ``progress``: an ``extra.progress.Progress``, or None.
         """
         mask = np.ones(self.length) if mask is None else mask
 
         def show(now: Result, done: int) -> None:
-            progress.between((now.losses, now.aux), self.steps(done), mask)  # type: ignore
+            progress.between((now.losses, now.aux), self.steps(done), mask)
 
         losses, aux = buffers(self.shapes, self.length)
         place, done, error = self.turns.run(

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .._compiler import HiddenGroup, Relation, abstract, path_key, path_name
+from .._jax import Tracer
 from .._report import Share
 from ..errors import OptionError, StructureError
 
@@ -27,7 +28,7 @@ def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_
         lanes = compiled.graph.lanes if batch_size is None else batch_size
         _check_mesh(compiled.program, of_params, (lanes, batch_axis), mesh)
     specs = _Specs(compiled, of_params, batch_axis)
-    lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
+    lanes = _lanes_in(state)
 
     def each(what: str, spec: Callable, tree):
         def leaf(path, x):
@@ -41,6 +42,11 @@ def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_
         trace=each('trace', specs.of_trace, state.trace),
         t=specs.placed(state.t, 0),
     )
+
+
+def _lanes_in(state) -> dict[str, int]:
+    """Path -> axis of the lanes, of the arrays of a state that have one."""
+    return {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
 
 
 def param_axes(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
@@ -98,13 +104,49 @@ def _check_mesh(program: Any, of_params: dict, lanes: tuple, mesh) -> None:
             )
 
 
+def sharding_of(leaf):
+    """The sharding of an array over several devices, of a traced one where its type tells it."""
+    if not isinstance(leaf, jax.Array):
+        return None
+    traced = isinstance(leaf, Tracer)
+    own = jax.typeof(leaf).sharding if traced else leaf.sharding
+    known = isinstance(own, jax.NamedSharding) and own.mesh.size > 1
+    return own if known and (own.mesh.explicit_axes or not traced) else None
+
+
+def placed(compiled: Any, state, params):
+    """The state of ``init``, its trace and t on the devices where params and the carry lie."""
+    found = jax.tree.map(sharding_of, (params, state.carry), is_leaf=lambda x: x is None)
+    meshes = {s.mesh for s in jax.tree.leaves(found)}
+    if len(meshes) != 1:
+        return state
+    (mesh,), (of_params, of_carry) = meshes, found
+    lanes = _lanes_in(state)
+    axes = set()
+    for path, sharding in jax.tree_util.tree_leaves_with_path(of_carry):
+        at = lanes.get(path_name(('carry', *path_key(path))))
+        axes |= set() if at is None else {(*sharding.spec, *[None] * (at + 1))[at]}
+    batch = axes.pop() if len(axes) == 1 else None
+    specs = jax.tree.map(lambda _, s: s and s.spec, params, of_params, is_leaf=lambda x: x is None)
+    batch = batch if isinstance(batch, str) else None
+    specs = state_specs(compiled, state, specs, batch)
+
+    def put(x, spec):
+        place = jax.NamedSharding(mesh, spec)
+        traced = isinstance(x, Tracer)
+        return jax.sharding.reshard(x, place) if traced else jax.device_put(x, place)
+
+    trace = jax.tree.map(put, state.trace, specs.trace)
+    return state.replace(trace=trace, t=put(state.t, specs.t))
+
+
 def share_of(compiled: Any, state, batch_size: int, param_specs, batch_axis, mesh) -> Share:
     """What a device holds and sends where arrays lie so; ``state``: that of the compiled step, of
     shapes.
     """
     program, lanes = compiled.program, compiled.graph.lanes
     specs = state_specs(compiled, state, param_specs, batch_axis, mesh, batch_size)
-    laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
+    laned = {**_lanes_in(state), 't': 0}
 
     def sized(path, x):
         axis = laned.get(path_name(path_key(path)))

@@ -45,13 +45,12 @@ from ..extra._synthetic import around
 from ..extra.heads import of_batch, of_samples, pull_back
 from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
-from ..extra.sharding import share_of, state_specs
+from ..extra.sharding import placed, share_of, state_specs
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._places import (
     check_devices,
     in_automatic_axes,
-    placed,
     types_of,
     untyped,
     without_explicit_axes,

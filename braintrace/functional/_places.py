@@ -1,4 +1,4 @@
-"""Where arrays lie on a mesh: states that a learner makes, and meshes whose axes are explicit.
+"""Meshes whose axes are explicit, and devices that do not fit each other.
 
 With ``AxisType.Explicit`` a type says where an array lies. A learner's equations were traced
 without such types, and its zeros have none: they run under automatic axes, and results are typed as
@@ -14,9 +14,9 @@ from collections.abc import Callable
 import jax
 
 from .. import _jax
-from .._compiler import abstract, path_key, path_name
+from .._compiler import abstract
 from ..errors import StructureError
-from ..extra.sharding import state_specs
+from ..extra.sharding import sharding_of
 from ._state import OnlineState
 
 
@@ -77,16 +77,6 @@ def in_automatic_axes(run: Callable, types: Callable) -> Callable:
     return call
 
 
-def _sharding_of(leaf):
-    """The sharding of an array over several devices, of a traced one where its type tells it."""
-    if not isinstance(leaf, jax.Array):
-        return None
-    traced = isinstance(leaf, _jax.Tracer)
-    own = jax.typeof(leaf).sharding if traced else leaf.sharding
-    known = isinstance(own, jax.NamedSharding) and own.mesh.size > 1
-    return own if known and (own.mesh.explicit_axes or not traced) else None
-
-
 def check_devices(params, state) -> None:
     """Refuse what is no state, and one on other devices than params, of which JAX names none."""
     if not isinstance(state, OnlineState):
@@ -95,36 +85,10 @@ def check_devices(params, state) -> None:
         )
     first = next(iter(jax.tree.leaves(params)), None)
     traced = any(isinstance(x, _jax.Tracer) for x in (first, state.t))
-    own, other = (None if traced else _sharding_of(x) for x in (first, state.t))
+    own, other = (None if traced else sharding_of(x) for x in (first, state.t))
     if own is not None and other is not None and own.device_set != other.device_set:
         meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in (own, other)]
         raise StructureError(
             f'params lie on a mesh {meshes[0]} devices, and the state on another one, {meshes[1]}. '
             'Put both on one mesh with `jax.device_put`, by the specs of `partition_specs`.'
         )
-
-
-def placed(compiled, state, params):
-    """The state of ``init``, its trace and t on the devices where params and the carry lie."""
-    found = jax.tree.map(_sharding_of, (params, state.carry), is_leaf=lambda x: x is None)
-    meshes = {s.mesh for s in jax.tree.leaves(found)}
-    if len(meshes) != 1:
-        return state
-    (mesh,), (of_params, of_carry) = meshes, found
-    lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
-    axes = set()
-    for path, sharding in jax.tree_util.tree_leaves_with_path(of_carry):
-        at = lanes.get(path_name(('carry', *path_key(path))))
-        axes |= set() if at is None else {(*sharding.spec, *[None] * (at + 1))[at]}
-    batch = axes.pop() if len(axes) == 1 else None
-    specs = jax.tree.map(lambda _, s: s and s.spec, params, of_params, is_leaf=lambda x: x is None)
-    batch = batch if isinstance(batch, str) else None
-    specs = state_specs(compiled, state, specs, batch)
-
-    def put(x, spec):
-        place = jax.NamedSharding(mesh, spec)
-        traced = isinstance(x, _jax.Tracer)
-        return jax.sharding.reshard(x, place) if traced else jax.device_put(x, place)
-
-    trace = jax.tree.map(put, state.trace, specs.trace)
-    return state.replace(trace=trace, t=put(state.t, specs.t))

@@ -21,7 +21,6 @@ from .._windows import (
     Moment,
     Observer,
     Penalised,
-    Progress,
     Result,
     Run,
     RunInTurns,
@@ -51,6 +50,7 @@ from ..errors import (
     StepFunctionError,
     StructureError,
 )
+from ..extra.progress import Progress
 from ._compiled import Compiled
 from ._places import in_automatic_axes, is_explicit, types_of
 from ._state import OnlineState, check_carry0

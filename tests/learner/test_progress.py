@@ -10,8 +10,8 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules, tasks
-from braintrace._windows import turns
 from braintrace.errors import OptionError
+from braintrace.extra import progress as of_progress
 from tests.compare import assert_close
 
 from .networks import compiled, data, loss_of, squared
@@ -127,8 +127,8 @@ def test_a_line_is_renewed_a_few_times_a_second_and_at_most_a_hundred_times(
     rate, length, most, capfd, monkeypatch
 ):
     clock = [0.0]
-    monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
-    line, due, reports = turns.Progress(length).tell, 0, 0
+    monkeypatch.setattr(of_progress.time, 'perf_counter', lambda: clock[0])
+    line, due, reports = of_progress.Progress(length).tell, 0, 0
     line(0)
     for done in range(length // 100, length + 1, length // 100):
         clock[0] = done / rate
