@@ -38,11 +38,16 @@ def rewritten(
     - An element-wise function of constants that are repeated, as a leak for all lanes, is repeated
       itself.
     """
+    live, (constant, carry) = live_equations(jaxpr), numbers
 
-    def run(*args):  # what it notes of the values under way ends with it
-        return _Rewriter(jaxpr, numbers, differentiable).run(jaxpr, consts, *args)
+    def run(*args):  # what a rewriter notes of the values under way ends with it
+        kinds = [CONSTANT] * constant + [CARRY] * carry + [INPUT] * (len(args) - constant - carry)
+        values = [_Value(x, kind) for x, kind in zip(args, kinds, strict=True)]
+        rewriter = _Rewriter(live, jaxpr.outvars, differentiable)
+        return [v.x for v in rewriter.evaluated(jaxpr, live, consts, values)]
 
-    jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars)))
+    made = jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))
+    jaxpr, consts = _jax.closed_jaxpr(made)
     return jaxpr.replace(eqns=live_equations(jaxpr)), consts
 
 
@@ -63,23 +68,17 @@ class _Value:
 
 
 class _Rewriter:
-    """One rewriting."""
+    """One rewriting of some equations, and what it has made so far."""
 
-    def __init__(self, jaxpr, numbers: tuple[int, int], differentiable: bool):
-        self.numbers, self.differentiable = numbers, differentiable
+    def __init__(self, equations: list, results: list, differentiable: bool):
+        self.differentiable = differentiable
         self.seen: dict[Hashable, list[_Value]] = {}
-        self.live = live_equations(jaxpr)
-        self.readers = Counter(variables(jaxpr.outvars))
-        for eqn in self.live:
+        # how often each value is read
+        self.readers = Counter(variables(results))
+        for eqn in equations:
             self.readers.update(variables(eqn.invars))
 
-    def run(self, jaxpr, consts, *args) -> list:
-        constant, carry = self.numbers
-        kinds = [CONSTANT] * constant + [CARRY] * carry + [INPUT] * (len(args) - constant - carry)
-        values = [_Value(x, kind) for x, kind in zip(args, kinds, strict=True)]
-        return [v.x for v in self._evaluated(jaxpr, self.live, consts, values)]
-
-    def _evaluated(self, jaxpr, eqns, consts, args: list[_Value]) -> list[_Value]:
+    def evaluated(self, jaxpr, eqns, consts, args: list[_Value]) -> list[_Value]:
         given = *map(_given, consts), *args
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
 
@@ -106,10 +105,10 @@ class _Rewriter:
         if implementation is not None and not eqn.primitive.lowering:
             fn = partial(implementation, **eqn.params)
             body, consts, _ = _jax.opened(fn, [v.x for v in ins])
-            return self._evaluated(body, body.eqns, consts, ins)
+            return self.evaluated(body, body.eqns, consts, ins)
         if eqn.primitive.name in _jax.CUSTOM_CALLS and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
-            return self._evaluated(body, body.eqns, consts, ins)
+            return self.evaluated(body, body.eqns, consts, ins)
         return self._bound(eqn, *ins)
 
     # one equation, once ---------------------------------------------------------------------------
@@ -121,7 +120,7 @@ class _Rewriter:
         if key in self.seen:
             return self.seen[key]
         if eqn.primitive.name == 'broadcast_in_dim' and _repeats(ins):  # of what is repeated, once
-            (once,) = ins
+            once = ins[0]
             if once.made_by('broadcast_in_dim') and (
                 once.made.params['sharding'] is None is eqn.params['sharding']
             ):
