@@ -43,7 +43,7 @@ def over_time(
     if auto and not jaxpr.effects and not checks_keys:  # which knows JAX's own primitives alone
         out = _jax.by_platform(jaxpr, [*consts, *leaves], at_once)
     else:
-        out = _jax.evaluate(jaxpr, consts, leaves)
+        out = _jax.evaluate_with(jaxpr, [*consts, *leaves])
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 

@@ -161,9 +161,8 @@ def _abstract(*avals, jaxpr, axes):
 
 
 def _evaluate(*args, jaxpr, axes=None):
-    constants = len(jaxpr.constvars)
     with _jax.checked(False), _jax.named_axes_here():
-        return _jax.evaluate(jaxpr, list(args[:constants]), args[constants:])
+        return _jax.evaluate_with(jaxpr, args)
 
 
 def _lower(ctx, *args, jaxpr, axes):

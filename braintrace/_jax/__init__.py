@@ -25,6 +25,7 @@ from .evaluation import (
     current_trace,
     evaluate,
     evaluate_into,
+    evaluate_with,
     holds_call,
     inlinable,
     is_key,

@@ -96,6 +96,12 @@ def evaluate(jaxpr, consts: list, args) -> list:
     return _core.eval_jaxpr(jaxpr, consts, *args)
 
 
+def evaluate_with(jaxpr, args) -> list:
+    """The results of a jaxpr on ``[*constants, *operands]``."""
+    number = len(jaxpr.constvars)
+    return evaluate(jaxpr, list(args[:number]), args[number:])
+
+
 def evaluate_into(env: MutableMapping, equations: Iterable) -> None:
     """Evaluate equations in order: they read variables in ``env``, and write into it."""
     for eqn in equations:

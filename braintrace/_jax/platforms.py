@@ -16,7 +16,7 @@ from jax._src import sharding_impls as _shardings
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .evaluation import apply_primitive, closed_jaxpr, evaluate
+from .evaluation import apply_primitive, closed_jaxpr, evaluate, evaluate_with
 
 _as_if: ContextVar[str | None] = ContextVar('platform', default=None)
 # inside of a choice: the platform whose code is traced, and those that have code of their own
@@ -150,36 +150,25 @@ def by_platform(jaxpr, args: list, parallel: Callable) -> list:
     return by_platform_p.bind(*args, jaxpr=jaxpr, parallel=parallel, on=on)
 
 
-def _as_it_is(*args, jaxpr, parallel, on):
-    number = len(jaxpr.constvars)
-    return evaluate(jaxpr, list(args[:number]), args[number:])
-
-
 def _lowered(platform: str | None, ctx, *args, jaxpr, parallel, on):
-    def run(*args):
-        if (on or platform) in PARALLEL:
-            return parallel(jaxpr, args)
-        return _as_it_is(*args, jaxpr=jaxpr, parallel=parallel, on=on)
-
-    return mlir.lower_fun(run)(ctx, *args)
+    run = parallel if (on or platform) in PARALLEL else evaluate_with
+    return mlir.lower_fun(lambda *args: run(jaxpr, args))(ctx, *args)
 
 
 def _batch_of_both(args, dims, *, jaxpr, parallel, on):
-    mapped = jax.vmap(
-        partial(_as_it_is, jaxpr=jaxpr, parallel=parallel, on=on), in_axes=tuple(dims)
-    )
-    jaxpr, consts = closed_jaxpr(jax.make_jaxpr(mapped)(*args))
-    out = by_platform_p.bind(*consts, *args, jaxpr=jaxpr, parallel=parallel, on=on)
+    mapped = jax.vmap(lambda *args: evaluate_with(jaxpr, args), in_axes=tuple(dims))
+    batched, consts = closed_jaxpr(jax.make_jaxpr(mapped)(*args))
+    out = by_platform_p.bind(*consts, *args, jaxpr=batched, parallel=parallel, on=on)
     return out, [0] * len(out)
 
 
-def _derivative(primals, tangents, **params):
+def _derivative(primals, tangents, *, jaxpr, **_):
     moves = tuple(map(ad.instantiate_zeros, tangents))
-    return jax.jvp(partial(_as_it_is, **params), tuple(primals), moves)
+    return jax.jvp(lambda *args: evaluate_with(jaxpr, args), tuple(primals), moves)
 
 
 @by_platform_p.def_effectful_abstract_eval
-def _types(*avals, jaxpr, parallel, on):
+def _types(*avals, jaxpr, **_):
     return [v.aval for v in jaxpr.outvars], jaxpr.effects
 
 
