@@ -320,9 +320,7 @@ class Executor:
         def new_states(hidden, y):
             return self._new_states(params, weights, carry, inputs, hidden, y, cut=False)
 
-        def along(key: str) -> Callable:
-            return self._along(lambda y: new_states(hidden, {**zeros, key: y}), zeros[key])
-
+        along = partial(self._along, new_states, hidden, zeros)
         return Uncut(*jax.vjp(new_states, hidden, zeros), along)
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
@@ -346,11 +344,7 @@ class Executor:
         for rel in graph.hidden_param_op_relations:
             # elements of y that feed several positions: D_f entry by entry, forward in time
             wide = any(coords.added for coords in rel.coordinates)
-
-            def of_y(y, key=rel.key):
-                return new_states(hidden, free | {key: y})
-
-            along = self._along(of_y, free[rel.key]) if wide else None
+            along = self._along(new_states, hidden, free, rel.key) if wide else None
             for g, coords in zip(rel.groups, rel.coordinates, strict=True):
                 # position by position: the rows are D_f already
                 of_group = [rows[s][1][rel.key] for s in g.states]
@@ -404,11 +398,12 @@ class Executor:
                     rows[group.states[index]] = of_old, of_y
         return rows
 
-    def _along(self, new_states: Callable, y: jax.Array) -> Callable:
+    def _along(self, new_states: Callable, hidden: list, ys: dict, key: str) -> Callable:
         """``fn(chosen)``: the derivative of every hidden state along ones in the chosen elements
-        of y (None: all), by two transpositions.
+        of an op's y (None: all), by two transpositions.
         """
-        new, pull = jax.vjp(new_states, y)
+        y = ys[key]
+        new, pull = jax.vjp(lambda y: new_states(hidden, {**ys, key: y}), y)
         _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
 
         def along(chosen) -> dict[int, jax.Array]:
