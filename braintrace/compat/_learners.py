@@ -240,8 +240,8 @@ def _public(*order: str, method: str = METHODS[0], modulated: bool = False) -> A
             # one for each function, as a new one compiles anew; they go with the learner
             self._of_windows = functools.lru_cache(maxsize=16)(_of_windows)
 
-        body = {'__init__': __init__, '__doc__': cls.__doc__, '__module__': __name__}
-        body['modulated'] = modulated
+        body: dict[str, Any] = {'__init__': __init__, 'modulated': modulated}
+        body |= {'__doc__': cls.__doc__, '__module__': __name__}
         found = type(cls.__name__, (PublicLearner, cls), body)
         arguments = [*own.parameters.values(), rest]
         found.__signature__ = own.replace(parameters=arguments)  # type: ignore[attr-defined]
