@@ -82,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         for module in options.modules:
             _import(module)
-        return _check(options) if options.command == 'check' else _describe(options)
+        if options.command == 'check':
+            return _check(options)
+        _show(describe(options.name, 'json' if options.json else 'md'))
+        return PASS
     except SystemExit as finished:
         return int(finished.code or PASS)
     except KeyboardInterrupt:
@@ -110,11 +113,6 @@ def _check(options: argparse.Namespace) -> int:
     report = ConformanceReport(tuple(row for one in reports for row in one.rows))
     _show(report.to_json() if options.json else str(report))
     return FAIL if report.of('fail') else MISSING if report.of('missing') else PASS
-
-
-def _describe(options: argparse.Namespace) -> int:
-    _show(describe(options.name, 'json' if options.json else 'md'))
-    return PASS
 
 
 def _show(text: str) -> None:

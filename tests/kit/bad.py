@@ -73,7 +73,7 @@ def dense(**changes):
 # the published ones -------------------------------------------------------------------------------
 
 
-def scaled(factor_twice=True):
+def scaled():
     """The scaled product of the published page: its ``yw_to_w`` multiplies by a scale that the
     entry carries.
     """
@@ -82,7 +82,7 @@ def scaled(factor_twice=True):
         return scale * (x @ weight)
 
     def yw_to_w(d, trace, *, scale):
-        return {'weight': trace['weight'] * d[..., None, :] * (scale if factor_twice else 1)}
+        return {'weight': trace['weight'] * d[..., None, :] * scale}
 
     return dense(impl=impl, yw_to_w=yw_to_w, cases=[(DENSE[0][0], {'scale': 2.0})])
 
