@@ -217,5 +217,6 @@ def _parameters(online, grads, total, steps: int) -> tuple[ParameterRow, ...]:
             g, w = np.ravel(g) * steps, np.ravel(w)
             a, b = float(np.linalg.norm(g)), float(np.linalg.norm(w))
             cosine = float(g @ w) / (a * b) if a and b else float(a == b)
-            rows.append(ParameterRow(path, cosine, a / b if b else float(a == b)))
+            ratio = a / b if b else math.inf if a else 1.0
+            rows.append(ParameterRow(path, cosine, ratio))
     return tuple(rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules, verify
 from braintrace.receipts import Cell, audit
+from braintrace.receipts._audit import _parameters
 from tests.compare import assert_close
 
 B, I, N, O, T = 2, 2, 3, 1, 4  # noqa: E741
@@ -70,6 +74,12 @@ def test_jacobians_are_those_of_the_formula():
         )
     with pytest.raises(braintrace.errors.OptionError, match='learner is list'):
         verify.hidden_jacobians([], params, carry, x)
+
+
+def test_a_gradient_where_that_of_bptt_is_zero_is_infinitely_too_large():
+    learner, some, none = SimpleNamespace(routes=['a', 'b', 'c']), np.ones(2), np.zeros(2)
+    rows = _parameters(learner, [some, none, none], [none, some, none], 1)
+    assert [row[1:] for row in rows] == [(0, math.inf), (0, 0), (1, 1)]
 
 
 @pytest.mark.slow
