@@ -35,6 +35,8 @@ def transformed(case, call, args, many, tangents):
     of_weights = lambda w: call(args[0], w)
     gradient = jax.grad(functools.partial(loss, call), argnums=1)
     last = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), many)
+    twice = jax.vmap(jax.vmap(call, (None, 0)), (None, 1))
+    more = jax.tree.map(lambda w: jnp.stack([w, 2 * w], 1), many[1])
     found = {
         'call': call(*args),
         'jit': jax.jit(call)(*args),
@@ -47,9 +49,8 @@ def transformed(case, call, args, many, tangents):
         'vmap over weights': jax.vmap(call, (None, 0))(args[0], many[1]),
         'vmap over everything': jax.vmap(call)(*many),
         'vmap over the last axis': jax.vmap(call, in_axes=-1, out_axes=-1)(*last),
-        'vmap of vmap': jax.vmap(jax.vmap(call, (None, 0)), (None, 1))(
-            args[0], jax.tree.map(lambda w: jnp.stack([w, 2 * w], 1), many[1])
-        ),
+        'vmap of vmap': twice(args[0], more),
+        'grad of vmap of vmap': jax.grad(functools.partial(loss, twice), argnums=1)(args[0], more),
         'vmap of grad': jax.vmap(gradient)(*many),
         'jit of vmap of grad': jax.jit(jax.vmap(gradient, (None, 0)))(args[0], many[1]),
         'grad of vmap': jax.grad(lambda w: jnp.sum(jnp.sin(jax.vmap(call)(many[0], w))))(many[1]),

@@ -135,6 +135,18 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     assert_close(whole, added(found))
 
 
+@pytest.mark.tier(quick=1)
+@both_rules
+def test_weights_of_lower_precision_than_the_state_work(rule):
+    def cell(p, h, x):
+        h = 0.8 * h + jnp.tanh(mm(x.astype(jnp.float32), p['w']))
+        return h, h
+
+    params = {'w': jnp.asarray(W, jnp.float32)}
+    one, _ = (online(cell, params, H, rule, window=w)[1]['w'] for w in (1, None))
+    np.testing.assert_allclose(one, online(cell, params, H, rule, window=2)[1]['w'], rtol=1e-5)
+
+
 def test_a_constant_random_key_in_the_step_is_no_obstacle():
     def cell(p, h, x):
         h = 0.8 * h + jnp.tanh(mm(x, p['w'])) + jax.random.normal(jax.random.key(0), h.shape)

@@ -1,5 +1,7 @@
 """The pure core: states, routes, memory, errors, and its behaviour under transformations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,12 @@ def started(rule=RULES[0], **options):
     params, carry, xs, ys = setting()
     learner = functional.online(cell, rule, **options)
     return learner, params, learner.init(params, carry, xs[0]), xs, ys
+
+
+@functools.cache
+def shared():
+    """One learner for calls that are refused."""
+    return started()
 
 
 @pytest.mark.tier(quick=1)
@@ -186,7 +194,7 @@ def test_reset_starts_flagged_lanes_anew():
 )
 @pytest.mark.parametrize('call', ['step', 'grad', 'vjp'])
 def test_what_is_no_state_of_this_learner_is_refused(call, change, words):
-    learner, params, state, xs, ys = started()
+    learner, params, state, xs, ys = shared()
     calls = {'step': learner.step, 'vjp': learner.vjp, 'grad': learner.grad(loss)}
     with pytest.raises(StructureError, match=words):
         calls[call](params, change(state), xs[0], *([ys[0]] if call == 'grad' else []))
@@ -198,16 +206,16 @@ def test_what_is_no_state_of_this_learner_is_refused(call, change, words):
         ({'window': 0}, {}, 'window is 0'),
         ({'reduction': 'max'}, {}, "reduction is 'max'"),
         ({'loss_fn': lambda o, t: o}, {}, 'one real scalar'),
-        ({}, {'targets': np.ones((2, B, 2))}, 'unequal lengths'),
+        ({}, {'ys': np.ones((2, B, 2))}, 'unequal lengths'),
         ({}, {'mask': np.ones(2)}, 'mask'),
         ({}, {'reset': (np.ones(2, bool), CARRY)}, r'\[6\] or \[6, 2\]'),
     ],
 )
 def test_bad_calls_over_a_sequence_are_refused(options, given, words):
-    learner, params, state, xs, ys = started()
+    learner, params, state, xs, ys = shared()
+    given = {'ys': ys, **given}
     with pytest.raises(ValueError, match=words):
-        run = learner.sequence_grad(**{'loss_fn': loss, **options})
-        run(params, state, xs, given.pop('targets', ys), **given)
+        learner.sequence_grad(**{'loss_fn': loss, **options})(params, state, xs, **given)
 
 
 def test_a_description_before_init_says_how_to_get_one():

@@ -14,6 +14,7 @@ from braintrace import rules, verify
 from braintrace.errors import RuleContractError
 from braintrace.functional import online
 from tests.compare import assert_close
+from tests.gradients.harness import quick
 
 T, B, IN, N = 7, 3, 2, 4
 RNG = np.random.default_rng(0)
@@ -65,7 +66,7 @@ def loss(out, y):
 def gradient(rule, mask=None, reset=None, **options):
     learner = online(lif, rule)
     state = learner.init(PARAMS, CARRY, XS[0])
-    return learner.sequence_grad(loss, **options)(PARAMS, state, XS, YS, mask, reset)
+    return quick(learner.sequence_grad(loss, **options))(PARAMS, state, XS, YS, mask, reset)
 
 
 FLAGS = jnp.arange(T)[:, None] == jnp.array([2, 4, 9])
@@ -110,7 +111,7 @@ def test_what_remembers_one_step_is_cut_reverse_mode_through_two():
         v, a = 0.8 * v - 0.3 * a + drive, 0.9 * a + 0.2 * jnp.tanh(v)
         return v + a, (v, a)
 
-    assert_close(gradient(LastSteps(1)).grads, jax.grad(total)(PARAMS))
+    assert_close(gradient(LastSteps(1)).grads, quick(jax.grad(total))(PARAMS))
 
 
 def test_single_steps_and_updates_are_those_of_d_rtrl():
@@ -118,8 +119,8 @@ def test_single_steps_and_updates_are_those_of_d_rtrl():
         learner = online(lif, rule)
         state = learner.init(PARAMS, CARRY, XS[0])
         train = learner.sequence_update(loss, optimizer := optax.sgd(0.1), update_every=2)
-        after = train(PARAMS, optimizer.init(PARAMS), state, XS, YS)
-        step, state = learner.grad(loss), learner.init(PARAMS, CARRY, XS[0])
+        after = quick(train)(PARAMS, optimizer.init(PARAMS), state, XS, YS)
+        step = quick(learner.grad(loss))
         grads = []
         for x, y in zip(XS, YS, strict=True):
             found, *_, state = step(PARAMS, state, x, y)

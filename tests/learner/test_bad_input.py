@@ -31,6 +31,7 @@ from .networks import (
     data,
     loss_of,
     refused,
+    shared,
     squared,
 )
 
@@ -109,9 +110,8 @@ def test_a_learner_that_is_not_compiled_says_so():
     ],
 )
 def test_another_input_than_compiled_is_refused(x, words):
-    learner = compiled()
-    with refused(StructureError, ['inputs 0', 'compile', *words], learner):
-        learner(x)
+    with refused(StructureError, ['inputs 0', 'compile', *words], shared()):
+        shared()(x)
 
 
 def test_another_batch_is_served_as_the_message_says():
@@ -175,9 +175,8 @@ XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
     ],
 )
 def test_bad_arguments_of_etrace_grad_are_refused(sequences, options, words):
-    learner = compiled()
-    with refused(ValueError, words, learner):
-        learner.etrace_grad(*sequences, **{'step_fn': loss_of(learner), **options})
+    with refused(ValueError, words, shared()):
+        shared().etrace_grad(*sequences, **{'step_fn': loss_of(shared()), **options})
 
 
 def written(learner, x, y):
@@ -221,13 +220,13 @@ BODIES = {
 @pytest.mark.tier(quick=8)
 @pytest.mark.parametrize('case', BODIES)
 def test_a_step_function_that_breaks_its_contract_is_refused(case):
-    learner, (body, words) = compiled(), BODIES[case]
+    learner, (body, words) = shared(), BODIES[case]
     with refused(StepFunctionError, words, learner):
         learner.etrace_grad(XS, YS, step_fn=lambda x, y: body(learner, x, y))
 
 
 def test_a_step_function_of_another_kind_is_refused():
-    learner = compiled()
+    learner = shared()
     with refused(StepFunctionError, ['return (loss, aux)'], learner):
         learner.etrace_grad(XS, YS, step_fn=loss_of(learner), has_aux=True)
     with refused(StepFunctionError, ['is the learner; give a function that computes'], learner):

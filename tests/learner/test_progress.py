@@ -14,7 +14,7 @@ from braintrace.errors import OptionError
 from braintrace.extra import progress as of_progress
 from tests.compare import assert_close
 
-from .networks import compiled, data, loss_of, squared
+from .networks import compiled, data, loss_of, shared, squared
 
 T, SGD = 23, optax.sgd(0.01)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
@@ -183,13 +183,12 @@ def test_where_it_is_left_out_or_mapped_no_program_calls_back():
 
 @pytest.mark.parametrize('wrong', [3, 'yes', None, lambda: None, lambda step: None])
 def test_what_is_no_progress_is_refused(wrong):
-    learner, p, *_ = pure()
+    pure, (xs, ys) = functional.online(cell), sequences()
     text = r'progress is .*; give True, False or a function `\(step, losses\)`'
     with pytest.raises(OptionError, match=text):
-        learner.sequence_grad(squared, progress=wrong)
-    (xs, ys), module = sequences(), compiled()
+        pure.sequence_grad(squared, progress=wrong)
     with pytest.raises(OptionError, match=text):
-        module.etrace_grad(xs, ys, step_fn=loss_of(module), progress=wrong)
+        shared().etrace_grad(xs, ys, step_fn=loss_of(shared()), progress=wrong)
     with pytest.raises(OptionError, match='step, losses, observed'):
         observe = lambda grads, state: 0
-        learner.sequence_update(squared, SGD, observe=observe, progress=lambda a, b: 0)
+        pure.sequence_update(squared, SGD, observe=observe, progress=lambda a, b: 0)

@@ -13,7 +13,7 @@ import braintrace
 from braintrace.errors import NotCompiledError, StructureError
 from tests.compare import assert_close
 
-from .networks import BATCH, UNITS, Net, by_steps, compiled, data, loss_of, refused
+from .networks import BATCH, UNITS, Net, by_steps, compiled, data, loss_of, refused, shared
 from .test_calls import vectorised_by_map, vectorised_by_new_states
 
 
@@ -120,7 +120,7 @@ HALF = np.zeros((UNITS, 2), np.float32)
     ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict', 'file'],
 )
 def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
-    learner = compiled()
+    learner = shared()
     before = learner.save()
     tree = change({k: x + 1 for k, x in before.items()} | {'rule': before['rule']})
     with refused(StructureError, words, learner):

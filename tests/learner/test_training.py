@@ -11,7 +11,7 @@ from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, errors
 from tests.tiers import first, in_turn
 
-from .networks import BATCH, STEPS, Net, apart, compiled, data, loss_of, same_state, squared
+from .networks import BATCH, STEPS, Net, apart, compiled, data, loss_of, same_state, shared, squared
 
 ADAM = optax.adam(0.02)
 RESET = np.zeros((STEPS, BATCH), bool)
@@ -96,11 +96,10 @@ def test_aux_comes_back_and_one_program_serves_every_call():
     ],
 )
 def test_bad_options_are_refused(options, message):
-    learner = compiled()
-    before = values(learner)
+    before = values(shared())
     with pytest.raises((OptionError, StructureError), match=message):
-        train(learner, *data(), **options)
-    assert_close(values(learner), before)
+        train(shared(), *data(), **options)
+    assert_close(values(shared()), before)
 
 
 @pytest.mark.slow
