@@ -14,7 +14,7 @@ from braintrace.errors import OptionError
 from braintrace.extra import progress as of_progress
 from tests.compare import assert_close
 
-from .networks import compiled, data, loss_of, shared, squared
+from .networks import BATCH, INPUTS, UNITS, Layer, compiled, data, loss_of, squared
 
 T, SGD = 23, optax.sgd(0.01)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
@@ -41,13 +41,17 @@ class Seen:
 
 
 def sequences():
-    xs, ys = (jnp.resize(a, (T, *a.shape[1:])) for a in data())
-    return xs, ys
+    xs = jnp.resize(data()[0], (T, BATCH, INPUTS))
+    return xs, jnp.ones((T, BATCH, UNITS))
+
+
+def made():
+    return compiled(model=Layer)
 
 
 @pytest.mark.parametrize('options', [{}, {'window': 2}, {'has_aux': True, 'window': 4}])
 def test_of_a_gradient_of_a_learner(options):
-    (xs, ys), learner, seen = sequences(), compiled(), Seen()
+    (xs, ys), learner, seen = sequences(), made(), Seen()
     step_fn = loss_of(learner)
     if 'has_aux' in options:
         step_fn = lambda x, y: (squared(learner(x), y), x)
@@ -57,7 +61,7 @@ def test_of_a_gradient_of_a_learner(options):
 
 @pytest.mark.parametrize('every', [1, 4])
 def test_of_training_of_a_learner_which_compiles_once(every):
-    (xs, ys), learner, traced = sequences(), compiled(), []
+    (xs, ys), learner, traced = sequences(), made(), []
 
     def step_fn(x, y):
         traced.append(0)
@@ -103,7 +107,7 @@ LAST = {'mask': jnp.arange(T) == T - 1, 'update_every': T}
 @pytest.mark.parametrize('train', [None, {'update_every': 7}, LAST], ids=['grad', '7', 'last'])
 def test_a_line_shows_the_loss_that_counts_and_changes_no_number(train, capfd):
     def run(progress):
-        learner = compiled()
+        learner = made()
         options = {'step_fn': loss_of(learner), 'progress': progress}
         if train is None:
             found = learner.etrace_grad(*sequences(), **options)
@@ -149,7 +153,7 @@ def test_of_a_task():
 
 
 def test_an_exception_ends_the_call_and_what_was_learnt_is_kept():
-    (xs, ys), learner = sequences(), compiled()
+    (xs, ys), learner = sequences(), made()
     before = learner.save()
 
     def stops(step, losses):
@@ -181,14 +185,14 @@ def test_where_it_is_left_out_or_mapped_no_program_calls_back():
         assert not calls(jax.vmap(lambda xs: grad(p, state, xs, ys)), xs[None])
 
 
-@pytest.mark.parametrize('wrong', [3, 'yes', None, lambda: None, lambda step: None])
-def test_what_is_no_progress_is_refused(wrong):
-    pure, (xs, ys) = functional.online(cell), sequences()
+def test_what_is_no_progress_is_refused():
+    pure, learner, (xs, ys) = functional.online(cell), made(), sequences()
     text = r'progress is .*; give True, False or a function `\(step, losses\)`'
-    with pytest.raises(OptionError, match=text):
-        pure.sequence_grad(squared, progress=wrong)
-    with pytest.raises(OptionError, match=text):
-        shared().etrace_grad(xs, ys, step_fn=loss_of(shared()), progress=wrong)
+    for wrong in (3, 'yes', None, lambda: None, lambda step: None):
+        with pytest.raises(OptionError, match=text):
+            pure.sequence_grad(squared, progress=wrong)
+        with pytest.raises(OptionError, match=text):
+            learner.etrace_grad(xs, ys, step_fn=loss_of(learner), progress=wrong)
     with pytest.raises(OptionError, match='step, losses, observed'):
         observe = lambda grads, state: 0
         pure.sequence_update(squared, SGD, observe=observe, progress=lambda a, b: 0)
