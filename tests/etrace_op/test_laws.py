@@ -1,4 +1,6 @@
-"""The laws of trace rules (L0 to L8, L11, L15 of the rule contract) for all eight primitives."""
+"""The laws of trace rules (L0 to L8, L11, L15 of the rule contract) for all eight primitives;
+``tests/kit/test_random_shapes.py`` has them on random shapes.
+"""
 
 import dataclasses
 import functools
@@ -7,10 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from braintrace import _etrace_op as ops
 from tests.compare import assert_close
 
 from . import cases
@@ -193,49 +192,3 @@ def test_each_group_of_samples_has_the_gradient_of_its_samples(case, number):
         return got, stack([of(*part) for part in zip(groups(x), groups(d))])
 
     assert_close(*run(x, d, weights))
-
-
-random_shapes = settings(max_examples=8)
-
-
-def keeps_the_laws(case):
-    run = cases.compiled(functools.partial(cases.laws, case))
-    assert_close(*cases.sides(run(*cases.arguments(case))), absolute=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.drawn
-@random_shapes
-@given(st.data())
-def test_random_convolutions_keep_the_laws(data):
-    draw = lambda low, high: data.draw(st.integers(low, high))
-    rank, groups = draw(1, 2), draw(1, 2)
-    sizes, window = [draw(2, 5) for _ in range(rank)], [draw(1, 3) for _ in range(rank)]
-    strides, lhs, rhs = (tuple(draw(1, 3) for _ in range(rank)) for _ in range(3))
-    pads = tuple((draw(3, 5), draw(3, 5)) for _ in range(rank))
-    channels, outputs = groups * draw(1, 2), groups * draw(1, 2)
-    options = dict(strides=strides, padding=pads, lhs_dilation=lhs, rhs_dilation=rhs)
-    x, kernel = (draw(1, 2), channels, *sizes), (outputs, channels // groups, *window)
-    keeps_the_laws(
-        cases.conv('random', x, kernel, outputs, True, feature_group_count=groups, **options)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.drawn
-@random_shapes
-@given(st.sampled_from(['dense', 'lora', 'sparse']), st.data())
-def test_random_products_keep_the_laws(kind, data):
-    draw = lambda low, high: data.draw(st.integers(low, high))
-    batched, bias, inner = data.draw(st.booleans()), data.draw(st.booleans()), draw(1, 3)
-    lead, inputs, outputs = (draw(1, 3),) if batched else (), draw(1, 4), draw(1, 4)
-    forms = {'dense': 'mm', 'lora': 'lora_mm', 'sparse': 'sp_mm'}
-    form = forms[kind] if batched else forms[kind].replace('mm', 'mv')
-    primitive = getattr(ops, f'etp_{form}_p')
-    if kind == 'dense':
-        keeps_the_laws(cases.dense('d', primitive, lead, inputs, outputs, bias))
-    elif kind == 'lora':
-        keeps_the_laws(cases.lora('l', primitive, lead, inputs, inner, outputs, bias))
-    else:
-        entries = min(inner, inputs * outputs)
-        keeps_the_laws(cases.sparse('s', primitive, lead, inputs, outputs, entries, bias))
