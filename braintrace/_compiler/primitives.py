@@ -19,6 +19,7 @@ import numpy as np
 
 NONE = -1  # in an array of numbers of elements: an element that comes from nowhere
 Arrays = list[np.ndarray]
+Shapes = Sequence[tuple[int, ...]]
 
 
 class Moves(NamedTuple):
@@ -35,14 +36,9 @@ class Moves(NamedTuple):
     back: Callable[[Arrays, Mapping[str, Any], list], Arrays] | None = None
 
 
-class Control(NamedTuple):
-    """How control flow is treated: the policy's option that may refuse it, the decision that lowers
-    it, and the user's alternative.
-    """
-
-    option: str
-    decision: str | None
-    instead: str
+# For each value the names of its axes, None for an axis that lines up with no other.
+Names = list[list]
+Axes = Callable[[Mapping[str, Any], Shapes, Shapes], tuple[Names, Names]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +70,15 @@ class Properties:
     - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
-    - ``axes``: how axes of operands and results line up; the kinds stand in ``analysis/lanes.py``.
-      Empty: not known.
+    - ``axes``: ``(params, shapes of operands, of results) -> names`` of their axes: those of one
+      name line up. None: not known.
     - ``zeros``: which zeros of the operands make zeros of the result; the kinds stand at ``ZEROS``.
       Empty: not known.
     - ``key_data``: the operands that are the numbers of a random key.
     - ``op``: the kind of ETP op that does the same with a weight, a key of ``AUTOMATIC``.
-    - ``control``: it is control flow, or a call with a derivative rule of its own.
+    - ``option``: of control flow, and of calls with a derivative rule of their own, the policy's
+      option that may refuse it; ``decision``: how it is lowered, empty where nothing lowers it;
+      ``instead``: what the user can write.
     """
 
     elementwise: bool = False
@@ -104,11 +102,13 @@ class Properties:
     mixes: bool = False
     whole: bool = False
     retypes: bool = False
-    axes: str = ''
+    axes: Axes | None = None
     zeros: str = ''
     key_data: tuple[int, ...] = ()
     op: str = ''
-    control: Control | None = None
+    option: str = ''
+    decision: str = ''
+    instead: str = ''
 
 
 class ByName(dict[str, Properties]):
@@ -189,11 +189,6 @@ def _pad(arrays: Arrays, p: Mapping) -> Arrays:
     return [array]
 
 
-def _concatenated_back(arrays: Arrays, p: Mapping, shapes: list) -> Arrays:
-    axis = p['dimension']
-    return np.split(arrays[0], np.cumsum([s[axis] for s in shapes])[:-1], axis)
-
-
 FIRST = (0,)
 RESHAPE = Moves(FIRST, _reshape)
 SQUEEZE = Moves(FIRST, lambda arrays, p: [arrays[0].squeeze(tuple(p['dimensions']))])
@@ -202,7 +197,11 @@ TRANSPOSE = Moves(FIRST, lambda arrays, p: [arrays[0].transpose(p['permutation']
 REVERSE = Moves(FIRST, lambda arrays, p: [np.flip(arrays[0], p['dimensions'])])
 TILE = Moves(FIRST, lambda arrays, p: [np.tile(arrays[0], p['reps'])])
 CONCATENATE = Moves(
-    None, lambda arrays, p: [np.concatenate(arrays, p['dimension'])], _concatenated_back
+    None,
+    lambda arrays, p: [np.concatenate(arrays, p['dimension'])],
+    lambda arrays, p, shapes: np.split(
+        arrays[0], np.cumsum([s[p['dimension']] for s in shapes])[:-1], p['dimension']
+    ),
 )
 STACK = Moves(None, lambda arrays, p: [np.stack(arrays, p['axis'])])
 UNSTACK = Moves(FIRST, lambda arrays, p: list(np.moveaxis(arrays[0], p['axis'], 0)))
@@ -215,20 +214,119 @@ SPLIT = Moves(
 TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
 
 
+# ---- how axes line up ----
+
+
+def same_axes(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+    """Values of one rank have the same axes."""
+
+    def by_rank(shapes: Shapes) -> Names:
+        return [[(len(shape), k) for k in range(len(shape))] for shape in shapes]
+
+    return by_rank(ins), by_rank(outs)
+
+
+def paired_axes(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+    """Result k has the axes of operand k."""
+
+    def by_place(shapes: Shapes) -> Names:
+        return [[(n, k) for k in range(len(shape))] for n, shape in enumerate(shapes)]
+
+    return by_place(ins), by_place(outs)
+
+
+def of_one(lined_up: Callable[[Mapping, Sequence[int], Sequence[int]], list]) -> Axes:
+    """Axes of one operand and one result; ``lined_up(params, shape, shape of the result)`` is for
+    each axis of the result an axis of the operand.
+    """
+
+    def names(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+        return [[*range(len(ins[0]))]], [lined_up(p, ins[0], outs[0])]
+
+    return names
+
+
+def reshaped_axes(p: Mapping, a: Sequence[int], b: Sequence[int]) -> list:
+    """An axis is kept where as many elements stand in front of it as before."""
+    kept: list = [None] * len(b)
+    j = k = 0
+    before_a = before_b = 1
+    while j < len(a) and k < len(b):
+        if before_a == before_b and a[j] == b[k]:
+            kept[k] = j
+        # go on along the shape that has fewer elements behind, or both
+        ahead_a, ahead_b = before_a * a[j], before_b * b[k]
+        if ahead_a <= ahead_b:
+            before_a, j = ahead_a, j + 1
+        if ahead_b <= ahead_a:
+            before_b, k = ahead_b, k + 1
+    return kept
+
+
+def broadcast_axes(p: Mapping, a: Sequence[int], b: Sequence[int]) -> list:
+    places = {k: j for j, k in enumerate(p['broadcast_dimensions'])}
+    return [places.get(k) for k in range(len(b))]
+
+
+def stacked_axes(p: Mapping, parts: Shapes, wholes: Shapes) -> tuple[Names, Names]:
+    every = [[*range(len(part))] for part in parts]
+    axis = p['axis'] % len(wholes[0])
+    return every, [[*every[0][:axis], None, *every[0][axis:]]]
+
+
+def axes_of_convolution(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+    """The batch alone: features are contracted, and places in space move."""
+    dims = p['dimension_numbers']
+    names: Names = [[None] * len(ins[0]), [None] * len(outs[0])]
+    names[0][dims.lhs_spec[0]] = names[1][dims.out_spec[0]] = 'batch'
+    return names[:1], names[1:]
+
+
+def axes_of_product(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+    """Batch axes, then the free axes of both operands; contracted axes run together."""
+    contracted, batch = p['dimension_numbers']
+    (a, b), _ = paired_axes(p, ins, ())
+    for of_a, of_b in (contracted, batch):
+        for j, k in zip(of_a, of_b, strict=True):
+            b[k] = a[j]
+    beside = [a[j] for j in (*contracted[0], *batch[0])]
+    return [a, b], [[*(a[j] for j in batch[0]), *(n for n in (*a, *b) if n not in beside)]]
+
+
+def gathered_axes(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
+    """Whole axes of the operand lie at the offsets, axes of the indices in the other places."""
+    dims, (operand, indices), (out,) = p['dimension_numbers'], *paired_axes(p, ins, outs)
+    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
+    whole = (n for j, n in enumerate(operand) if j not in gone)
+    places = iter(indices)
+    out = [next(whole if k in dims.offset_dims else places) for k in range(len(out))]
+    pairs = zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
+    for j, k in pairs:
+        operand[j] = indices[k]
+    return [operand, indices], [out]
+
+
+TRANSPOSED = of_one(lambda p, a, b: [*p['permutation']])
+REDUCED = of_one(lambda p, a, b: [k for k in range(len(a)) if k not in p['axes']])
+# operands behind the first are indices and updates
+OF_THE_FIRST: Axes = lambda p, ins, outs: same_axes(p, ins[:1], outs)
+UNSTACKED: Axes = lambda p, ins, outs: stacked_axes(p, outs, ins)[::-1]
+
+
 # ---- the table ----
 
 BY_ITS_OWN_RULE = Properties(holomorphic=False)
-ELEMENTWISE = Properties(elementwise=True, axes='same')
+ELEMENTWISE = Properties(elementwise=True, axes=same_axes)
 CAST = replace(ELEMENTWISE, linear=IN_ALL, quick=True)  # a value of the same elements
 DISCRETE = replace(ELEMENTWISE, gradient=False, quick=True)  # makes integers or booleans
 NOT_HOLOMORPHIC = replace(ELEMENTWISE, holomorphic=False)
-REDUCTION = Properties(reduces=True, axes='reduced')
+REDUCTION = Properties(reduces=True, axes=REDUCED)
 DISCRETE_REDUCTION = replace(REDUCTION, gradient=False)
 ASSEMBLY = Properties(assembles=True, linear=IN_ALL)
 PART = Properties(takes_part=True, linear=IN_ALL)
-UPDATE = Properties(updates=True, axes='first')
+UPDATE = Properties(updates=True, axes=OF_THE_FIRST)
 MIXING = Properties(mixes=True)
-ALONG_AN_AXIS = Properties(mixes=True, axes='same')  # a result has the axes of its operand
+ALONG_AN_AXIS = Properties(mixes=True, axes=same_axes)  # a result has the axes of its operand
 SOURCE = Properties(gradient=False)  # reads no values of the model
 
 
@@ -265,7 +363,7 @@ ROWS: dict[str, Properties] = {
     # JAX maps none over time on a mesh with explicit axes
     'sharding_constraint': replace(CAST, retypes=True, whole=True, alone=True),
     **_rows('preduced reduced_vary_cast reduced_vary_cast_p', Properties(retypes=True)),
-    'optimization_barrier': Properties(passes=True, linear=IN_ALL, axes='paired'),
+    'optimization_barrier': Properties(passes=True, linear=IN_ALL, axes=paired_axes),
     # no gradient passes
     **_rows(
         """and clz eq eq_to ge gt is_finite le le_to lt lt_to mulhi ne not or population_count
@@ -285,25 +383,25 @@ ROWS: dict[str, Properties] = {
     **_rows('reduce_max reduce_min reduce_prod', REDUCTION),
     **_rows('argmax argmin reduce_and reduce_or reduce_xor', DISCRETE_REDUCTION),
     # moved, nothing lost
-    'reshape': replace(ASSEMBLY, moves=RESHAPE, axes='reshaped'),
-    'squeeze': replace(ASSEMBLY, moves=SQUEEZE, axes='reshaped'),
-    'transpose': replace(ASSEMBLY, moves=TRANSPOSE, axes='transposed'),
-    'rev': replace(ASSEMBLY, moves=REVERSE, axes='same'),
+    'reshape': replace(ASSEMBLY, moves=RESHAPE, axes=of_one(reshaped_axes)),
+    'squeeze': replace(ASSEMBLY, moves=SQUEEZE, axes=of_one(reshaped_axes)),
+    'transpose': replace(ASSEMBLY, moves=TRANSPOSE, axes=TRANSPOSED),
+    'rev': replace(ASSEMBLY, moves=REVERSE, axes=same_axes),
     'broadcast_in_dim': replace(
-        ASSEMBLY, moves=Moves(FIRST, _broadcast), repeats=True, axes='broadcast'
+        ASSEMBLY, moves=Moves(FIRST, _broadcast), repeats=True, axes=of_one(broadcast_axes)
     ),
-    'tile': replace(ASSEMBLY, moves=TILE, repeats=True, axes='same'),
-    'concatenate': replace(ASSEMBLY, moves=CONCATENATE, beside=True, axes='same'),
-    'stack': replace(ASSEMBLY, moves=STACK, beside=True, axes='stacked'),
-    'scatter': replace(ASSEMBLY, moves=SCATTERED, beside=True, axes='first'),
-    'dynamic_update_slice': replace(ASSEMBLY, moves=OVERWRITTEN, beside=True, axes='same'),
+    'tile': replace(ASSEMBLY, moves=TILE, repeats=True, axes=same_axes),
+    'concatenate': replace(ASSEMBLY, moves=CONCATENATE, beside=True, axes=same_axes),
+    'stack': replace(ASSEMBLY, moves=STACK, beside=True, axes=stacked_axes),
+    'scatter': replace(ASSEMBLY, moves=SCATTERED, beside=True, axes=OF_THE_FIRST),
+    'dynamic_update_slice': replace(ASSEMBLY, moves=OVERWRITTEN, beside=True, axes=same_axes),
     # moved, a part of it
-    'slice': replace(PART, moves=Moves(FIRST, _slice), axes='same'),
-    'dynamic_slice': replace(PART, moves=TAKEN, axes='same', op='rows'),
-    'gather': replace(PART, moves=TAKEN, axes='gathered', op='rows'),
-    'split': replace(PART, moves=SPLIT, axes='same'),
-    'unstack': replace(PART, moves=UNSTACK, axes='unstacked'),
-    'pad': Properties(moves=Moves(FIRST, _pad), linear=IN_ALL, axes='same'),
+    'slice': replace(PART, moves=Moves(FIRST, _slice), axes=same_axes),
+    'dynamic_slice': replace(PART, moves=TAKEN, axes=same_axes, op='rows'),
+    'gather': replace(PART, moves=TAKEN, axes=gathered_axes, op='rows'),
+    'split': replace(PART, moves=SPLIT, axes=same_axes),
+    'unstack': replace(PART, moves=UNSTACK, axes=UNSTACKED),
+    'pad': Properties(moves=Moves(FIRST, _pad), linear=IN_ALL, axes=same_axes),
     # changed at some places
     'scatter-add': replace(UPDATE, linear=BUT_FOR_PLACES, beside=True),
     'scatter-sub': replace(UPDATE, linear=BUT_FOR_PLACES),
@@ -311,10 +409,12 @@ ROWS: dict[str, Properties] = {
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
     'dot_general': replace(
-        MIXING, linear=IN_ONE, axes='product', op='product', apart=_outer_product
+        MIXING, linear=IN_ONE, axes=axes_of_product, op='product', apart=_outer_product
     ),
-    'conv_general_dilated': replace(MIXING, linear=IN_ONE, axes='convolution', op='convolution'),
-    'sort': replace(MIXING, axes='paired'),
+    'conv_general_dilated': replace(
+        MIXING, linear=IN_ONE, axes=axes_of_convolution, op='convolution'
+    ),
+    'sort': replace(MIXING, axes=paired_axes),
     **_rows('cumlogsumexp cummax cummin cumprod top_k', ALONG_AN_AXIS),
     'cumsum': replace(ALONG_AN_AXIS, linear=IN_ALL),
     **_rows(
@@ -329,20 +429,24 @@ ROWS: dict[str, Properties] = {
     # control flow, and calls with a derivative rule of their own
     'cond': replace(
         MIXING,
-        control=Control('cond', 'select', 'jnp.where, or compute both branches'),
+        option='cond',
+        decision='select',
+        instead='jnp.where, or compute both branches',
         alone=True,
     ),
-    'scan': replace(MIXING, control=Control('scan', 'descend', 'a Python loop')),
+    'scan': replace(MIXING, option='scan', decision='descend', instead='a Python loop'),
     'while': replace(
         MIXING,
-        control=Control('while_loop', None, 'lax.fori_loop with a static number of steps'),
+        option='while_loop',
+        instead='lax.fori_loop with a static number of steps',
     ),
-    'shard_map': Properties(control=Control('shard_map', 'vmap', 'the step for one shard')),
+    'shard_map': Properties(option='shard_map', decision='vmap', instead='the step for one shard'),
     **_rows(
         'custom_jvp_call custom_vjp_call',
         replace(
             BY_ITS_OWN_RULE,
-            control=Control('custom_rule', None, 'the op outside of the function'),
+            option='custom_rule',
+            instead='the op outside of the function',
             finite=True,
         ),
     ),

@@ -9,12 +9,13 @@ which a reset reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from ... import _jax
 from .. import primitives
-from ..equations import BEGIN, Equation, Loop
+from ..equations import BEGIN
+from ..primitives import Names, paired_axes
 from ..program import dataflow as flow
 from ..program.program import Program
 
@@ -40,21 +41,10 @@ class _Sets:
             self.leader[self.find(a)] = self.find(b)
 
 
-class _Axes(NamedTuple):
-    """A value of the program or of a body inside an equation.
-
-    ``key`` names its axes. A constant has None: one mask may be used along the batch and elsewhere.
-    """
-
-    key: object
-    shape: tuple[int, ...]
-
-    def axes(self) -> list[Axis]:
-        return [(self.key, k) for k in range(len(self.shape))]
-
-
-Values = list[_Axes]
-Valued = Callable[[int], _Axes]  # the value with a number in the program
+# A value of the program, or of a body inside an equation: a key that names its axes, and its shape.
+# The key of a constant is None: one mask may be used along the batch and elsewhere.
+Value = tuple[object, tuple[int, ...]]
+Values = list[Value]
 
 
 def carried_lanes(
@@ -66,183 +56,85 @@ def carried_lanes(
     sets = _Sets()
     moving = flow.forward(program, dict.fromkeys((*program.carry, *program.inputs), 1))
 
-    def value(v: int) -> _Axes:
-        return _Axes(v if moving[v] else None, program.avals[v].shape)
+    def value(v: int) -> Value:
+        return v if moving[v] else None, program.avals[v].shape
 
     # begin at axis 0 of x and y of every batched op
     for op in ops:
         if op.primitive.batched and op.x is not None:
-            known = [value(v) for v in (op.x, op.y)]
-            sets.join(((v.key, 0), LANES) for v in known if v.key is not None)
+            sets.join(((v, 0), LANES) for v in (op.x, op.y) if moving[v])
     # a trace whose entries have lanes says the same of its group
     for rel in relations:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
             if rel.op.primitive.batched and coords.has_lanes(lanes):
                 sets.join([((program.carry[group.states[0]], 0), LANES)])
     # a state keeps its axes from step to step
-    for old, new in zip(program.carry, program.new_carry, strict=True):
-        sets.join(_all(value(old), value(new)))
+    sets.join(_pairs(map(value, program.carry), map(value, program.new_carry)))
     # states of a group stand position by position
     for group in groups:
         first, *others = [value(program.carry[c]) for c in group.carried]
-        sets.join(pair for other in others for pair in _all(first, other))
+        sets.join(_pairs([first] * len(others), others))
     # every equation lines up axes, but for ops: of their rules axis 0 alone is known
     for i, eqn in enumerate(program.equations):
+        ins, outs = [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]
         if eqn.loop is not None:
-            sets.join(_through_marker(program, i, eqn, eqn.loop, value))
+            begins = eqn.primitive is BEGIN
+            outer, inner = (ins, outs) if begins else (outs, ins)
+            sets.join(_turns(eqn.loop.num_carry, outer, inner))
+            back = program.feedback(i) if begins else ()
+            sets.join(_pairs(*([value(pair[k]) for pair in back] for k in (0, 1))))
         elif i not in program.op_set:
-            sets.join(_joined(eqn, [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]))
+            sets.join(_joined(eqn, ins, outs))
     home = sets.find(LANES)
 
     # axis 0 alone must be the batch, and have its length
     def laned(v: int) -> bool:
-        first, *others = [sets.find(axis) == home for axis in value(v).axes()] or [False]
-        return first and not any(others) and program.avals[v].shape[0] == lanes
+        key, shape = value(v)
+        first, *others = [sets.find((key, k)) == home for k in range(len(shape))] or [False]
+        return first and not any(others) and shape[0] == lanes
 
     return frozenset(c for c, v in enumerate(program.carry) if laned(v))
 
 
-def _all(a: _Axes, b: _Axes) -> Iterator[Pair]:
-    """Every axis with the axis in the same place."""
-    return _along(a, b, zip(range(len(a.shape)), range(len(b.shape)), strict=False))
+def _lined_up(ins: Values, outs: Values, names: tuple[Names, Names]) -> Iterator[Pair]:
+    """Equally long axes of one name: of an operand and a result, or of two operands, if no result
+    has the name.
+    """
+    # of operands and of results: name -> its axes, each with its length
+    found: tuple[dict, dict] = {}, {}
+    for axes, values, each in zip(found, (ins, outs), names, strict=True):
+        for (key, shape), of in zip(values, each, strict=False):
+            for k, name in enumerate(of):
+                if key is not None and name is not None:
+                    axes.setdefault(name, []).append(((key, k), shape[k]))
+    operands, results = found
+    met = {name for of in names[1] for name in of}
+    for name, axes in operands.items():
+        others = results.get(name, ()) if name in met else axes
+        yield from ((a, b) for a, n in axes for b, m in others if n == m)
 
 
-def _along(a: _Axes, b: _Axes, places: Iterable[tuple[int, int]]) -> Iterator[Pair]:
-    """Pairs of equally long axes, unless a value is a constant."""
-    if a.key is not None and b.key is not None:
-        yield from (((a.key, j), (b.key, k)) for j, k in places if a.shape[j] == b.shape[k])
+def _pairs(ins: Iterable[Value], outs: Iterable[Value]) -> Iterator[Pair]:
+    """Every axis of a value with the axis of its partner in the same place."""
+    ins, outs = list(ins), list(outs)
+    names = paired_axes({}, [shape for _, shape in ins], [shape for _, shape in outs])
+    return _lined_up(ins, outs, names)
 
 
-def _through_marker(
-    program: Program, i: int, eqn: Equation, loop: Loop, value: Valued
-) -> Iterator[Pair]:
-    """Slot by slot; outside of a loop, sequences have the iterations in front."""
-    for k, (v, o) in enumerate(zip(eqn.ins, eqn.outs, strict=True)):
-        a, b = value(v), value(o)
-        if k < loop.num_carry:
-            yield from _all(a, b)
-        else:
-            outer, inner = (a, b) if eqn.primitive is BEGIN else (b, a)
-            yield from _along(outer, inner, ((n + 1, n) for n in range(len(inner.shape))))
-    if eqn.primitive is BEGIN:
-        for first, last in program.feedback(i):
-            yield from _all(value(first), value(last))
+def _turns(num_carry: int, outer: Values, inner: Values) -> Iterator[Pair]:
+    """A loop from outside and in one of its turns: sequences have the turns in front."""
+    yield from _pairs(outer[:num_carry], inner[:num_carry])
+    sequences, rows = outer[num_carry:], inner[num_carry:]
+    _, names = paired_axes({}, (), [shape for _, shape in rows])
+    yield from _lined_up(sequences, rows, ([[None, *of] for of in names], names))
 
 
 def _joined(eqn, ins: Values, outs: Values) -> Iterator[Pair]:
-    rule = RULES.get(primitives.TABLE[eqn.primitive.name].axes)
-    if rule is not None:
-        yield from rule(eqn.params, ins, outs)
-    else:
-        yield from _inside(eqn, ins, outs)
-
-
-def _same(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """Operands and results of one rank have the same axes."""
-    for a in ins:
-        for b in outs:
-            if len(a.shape) == len(b.shape):
-                yield from _all(a, b)
-
-
-def _first(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """Operands behind the first are indices and updates."""
-    return _same(p, ins[:1], outs)
-
-
-def _paired(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    for a, b in zip(ins, outs, strict=True):
-        yield from _all(a, b)
-
-
-def _broadcast(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    return _along(ins[0], outs[0], enumerate(p['broadcast_dimensions']))
-
-
-def _transposed(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    return _along(ins[0], outs[0], ((j, k) for k, j in enumerate(p['permutation'])))
-
-
-def _reduced(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    kept = [j for j in range(len(ins[0].shape)) if j not in p['axes']]
-    for a, b in zip(ins, outs, strict=False):
-        yield from _along(a, b, ((j, k) for k, j in enumerate(kept)))
-
-
-def _reshaped(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """An axis is kept where as many elements stand in front of it as before."""
-    (a, b), places = (ins[0].shape, outs[0].shape), []
-    j = k = 0
-    before_a = before_b = 1
-    while j < len(a) and k < len(b):
-        if before_a == before_b and a[j] == b[k]:
-            places.append((j, k))
-        # go on along the shape that has fewer elements behind, or both
-        ahead_a, ahead_b = before_a * a[j], before_b * b[k]
-        if ahead_a <= ahead_b:
-            before_a, j = ahead_a, j + 1
-        if ahead_b <= ahead_a:
-            before_b, k = ahead_b, k + 1
-    return _along(ins[0], outs[0], places)
-
-
-def _stacked(p: dict, parts: Values, wholes: Values) -> Iterator[Pair]:
-    (whole,) = wholes
-    places = [k for k in range(len(whole.shape)) if k != p['axis'] % len(whole.shape)]
-    for part in parts:
-        yield from _along(part, whole, enumerate(places))
-
-
-def _unstacked(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    return _stacked(p, outs, ins)
-
-
-def _convolved(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """The batch alone: features are contracted, and places in space move."""
-    dims = p['dimension_numbers']
-    return _along(ins[0], outs[0], [(dims.lhs_spec[0], dims.out_spec[0])])
-
-
-def _product(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """Batch axes, then the free axes of both operands; contracted axes run together."""
-    (a, b), (out,) = ins[:2], outs
-    contracted, batch = p['dimension_numbers']
-    yield from _along(a, b, (*zip(*contracted, strict=True), *zip(*batch, strict=True)))
-    place = len(batch[0])
-    for value, dims, also in ((a, batch[0], contracted[0]), (b, batch[1], contracted[1])):
-        free = [k for k in range(len(value.shape)) if k not in dims and k not in also]
-        yield from _along(value, out, ((j, k) for k, j in enumerate(dims)))
-        yield from _along(value, out, ((j, place + n) for n, j in enumerate(free)))
-        place += len(free)
-
-
-def _gathered(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    """Whole axes of the operand lie at the offsets, axes of the indices in the other places."""
-    (operand, indices), (out,), dims = ins, outs, p['dimension_numbers']
-    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
-    whole = [j for j in range(len(operand.shape)) if j not in gone]
-    yield from _along(operand, out, zip(whole, dims.offset_dims, strict=False))
-    others = [k for k in range(len(out.shape)) if k not in dims.offset_dims]
-    yield from _along(indices, out, enumerate(others))
-    batching = zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
-    yield from _along(operand, indices, batching)
-
-
-# by `Properties.axes` of a primitive
-RULES: dict[str, Callable[[dict, Values, Values], Iterator[Pair]]] = {
-    'same': _same,
-    'first': _first,
-    'paired': _paired,
-    'broadcast': _broadcast,
-    'transposed': _transposed,
-    'reduced': _reduced,
-    'reshaped': _reshaped,
-    'stacked': _stacked,
-    'unstacked': _unstacked,
-    'product': _product,
-    'convolution': _convolved,
-    'gathered': _gathered,
-}
+    names = primitives.TABLE[eqn.primitive.name].axes
+    if names is None:
+        return _inside(eqn, ins, outs)
+    shapes = ([shape for _, shape in values] for values in (ins, outs))
+    return _lined_up(ins, outs, names(eqn.params, *shapes))
 
 
 def _inside(eqn, ins: Values, outs: Values) -> Iterator[Pair]:
@@ -258,39 +150,36 @@ def _inside(eqn, ins: Values, outs: Values) -> Iterator[Pair]:
     elif loop is not None:
         # the carry comes in as an operand and goes round as a result
         _, consts, carry = loop.split(ins)
-        yield from _paired({}, carry, outs)
+        yield from _pairs(carry, outs)
         yield from _through(loop.body, [*consts, *outs], outs)
     elif scan is not None:
         consts, init, xs = scan.split(ins)
         carry = outs[: scan.num_carry]
-        yield from _paired({}, init, carry)
+        yield from _pairs(init, carry)
         # a turn reads and makes rows of the sequences, without their first axis
         sequences = [*xs, *outs[scan.num_carry :]]
-        turn = [_Axes(None if v.key is None else object(), v.shape[1:]) for v in sequences]
-        for outer, inner in zip(sequences, turn, strict=True):
-            yield from _along(outer, inner, ((k + 1, k) for k in range(len(inner.shape))))
+        turn = [_inner(key, shape[1:]) for key, shape in sequences]
+        yield from _turns(0, sequences, turn)
         n = len(xs)
         yield from _through(scan.body, [*consts, *carry, *turn[:n]], [*carry, *turn[n:]])
 
 
-def _through(jaxpr, ins: Sequence[_Axes], outs: Sequence[_Axes]) -> Iterator[Pair]:
+def _inner(key: object, shape: tuple[int, ...]) -> Value:
+    """A value of a body, with a key of its own unless it is a constant."""
+    return None if key is None else object(), shape
+
+
+def _through(jaxpr, ins: Values, outs: Values) -> Iterator[Pair]:
     """Values of a body that depend on no operand are constants."""
-    known = {
-        v: _Axes(None if a.key is None else object(), v.aval.shape)
-        for v, a in zip(jaxpr.invars, ins, strict=True)
-    }
+    found: list[Pair] = []
 
-    def read(atom) -> _Axes:
-        constant = _Axes(None, atom.aval.shape)
-        return constant if isinstance(atom, _jax.Literal) else known.get(atom, constant)
+    def step(eqn, operands: Values) -> Values:
+        moving = next((key for key, _ in operands if key is not None), None)
+        results = [_inner(moving, v.aval.shape) for v in eqn.outvars]
+        found.extend(_joined(eqn, operands, results))
+        return results
 
-    for v, a in zip(jaxpr.invars, ins, strict=True):
-        yield from _all(known[v], a)
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        moving = any(a.key is not None for a in operands)
-        results = [_Axes(object() if moving else None, v.aval.shape) for v in eqn.outvars]
-        known.update(zip(eqn.outvars, results, strict=True))
-        yield from _joined(eqn, operands, results)
-    for v, b in zip(jaxpr.outvars, outs, strict=True):
-        yield from _all(read(v), b)
+    own = [_inner(key, v.aval.shape) for v, (key, _) in zip(jaxpr.invars, ins, strict=True)]
+    consts = [_inner(None, v.aval.shape) for v in jaxpr.constvars]
+    results = _jax.walk(jaxpr, consts, own, step, lambda atom: _inner(None, atom.aval.shape))
+    return itertools.chain(_pairs(own, ins), found, _pairs(results, outs))

@@ -216,7 +216,7 @@ def _region(build: Builder) -> tuple:
 def marked_operands(build: Builder, eqn: Equation, weights: list[int], outvars) -> Equation:
     """The equation that reads its weights through ops, element by element; or why it does not."""
     does = eqn.does
-    why = build.unmarked or (does.control.option if does.control else 'layout' if does.op else '')
+    why = build.unmarked or does.option or ('layout' if does.op else '')
     assembles = does.updates or set(weights) <= set(moved_operands(eqn))
     if why or not (does.elementwise or assembles):
         return replace(eqn, unmarked=why or 'primitive')

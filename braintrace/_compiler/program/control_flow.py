@@ -15,7 +15,6 @@ from ...errors import NotSupportedError
 from .. import equations as lb
 from ..equations import BEGIN, END, Equation, Loop, along, holds_op, is_complex, is_inexact
 from ..policy import Policy
-from ..primitives import Control
 from . import dataflow as flow
 from .builder import Branch, Builder, Place, marked_at_border
 from .program import Program
@@ -388,8 +387,8 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
     ahead = flow.backward(program, results)
     avals, found = program.avals, {}
     for eqn in program.equations:
-        control = eqn.does.control
-        if eqn.origin is None or control is None:
+        does = eqn.does
+        if eqn.origin is None or not does.option:
             continue
         to = flow.union(ahead, eqn.outs)
         # a while loop has no reverse mode, so it matters wherever a gradient passes it
@@ -397,7 +396,7 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
             reads = any(behind[v] and is_inexact(avals[v]) for v in eqn.ins)
             if to and reads and any(is_inexact(avals[o]) for o in eqn.outs):
                 if policy.while_loop == 'refuse':
-                    _refuse(eqn, control, 'needs a derivative')
+                    _refuse(eqn, 'needs a derivative')
                 # it is lowered with the operands that depend on a state or a parameter
                 learned = frozenset(k for k, v in enumerate(eqn.ins) if behind[v] & LEARNED)
                 found[eqn.origin] = learned | found.get(eqn.origin, frozenset())
@@ -409,11 +408,11 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
         inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
         if to & STATE and inside or opens:
             # a rule of the user's own is kept as it is, so only an op inside it is in question
-            asked = control.decision or eqn.holds_op()
-            if asked and getattr(policy, control.option) == 'refuse':
-                _refuse(eqn, control, 'holds an ETP op or lies between hidden states')
+            asked = does.decision or eqn.holds_op()
+            if asked and getattr(policy, does.option) == 'refuse':
+                _refuse(eqn, 'holds an ETP op or lies between hidden states')
             short = scan is not None and scan.length <= max(policy.unroll, 1)
-            if decision := 'unroll' if short else control.decision:
+            if decision := 'unroll' if short else does.decision:
                 found[eqn.origin] = decision
     return found
 
@@ -426,8 +425,9 @@ def _holds_while(params: dict) -> bool:
     )
 
 
-def _refuse(eqn: Equation, control: Control, what: str) -> None:
+def _refuse(eqn: Equation, what: str) -> None:
+    option = eqn.does.option
     raise NotSupportedError(
-        f"{eqn.where}: {eqn.primitive.name} {what}, and the policy says {control.option}='refuse'. "
-        f'Write {control.instead} instead, or compile with another policy.'
+        f"{eqn.where}: {eqn.primitive.name} {what}, and the policy says {option}='refuse'. "
+        f'Write {eqn.does.instead} instead, or compile with another policy.'
     )
