@@ -27,7 +27,7 @@ from .program.control_flow import (
     refuse_ops_in_while,
 )
 from .program.dataflow import reached_groups
-from .program.flatten import Decisions, flatten
+from .program.flatten import Lowering, flatten
 from .program.leaves import describe_aval, path_name
 from .program.program import Program, forward_copies
 from .program.tracing import trace_step
@@ -49,23 +49,23 @@ def analyse(
     Of ``params``, ``carry`` and ``inputs`` only shapes and dtypes are read.
     """
     # trace: the step as JAX sees it
-    step, decisions, splits = trace_step(cell, params, carry, inputs), Decisions(), {}
+    step, lowering, splits = trace_step(cell, params, carry, inputs), Lowering(policy), {}
     refuse_ops_in_while(step.jaxpr)
     refuse_mutable_arrays(step.jaxpr)
     while True:
         # rewrite: flat equations, copies removed, arrays of several states taken apart
-        program = forward_copies(flatten(step, policy, decisions, trainable, hidden))
+        program = forward_copies(flatten(step, lowering, trainable, hidden))
         program = taken_apart(program, splits)
         # control flow on the way between states is lowered, one level at a time
         open_ends = decide(program, policy) or peel(program)
-        decisions.update(open_ends)
+        lowering.decide(open_ends)
         if open_ends:
             continue
         # analyse: the findings may ask for another rewriting
         try:
             return _graph(program, policy, {k for k, split in splits.items() if split is None})
         except MustUnroll as e:
-            decisions.update(e.decision)
+            lowering.decide(e.decision)
         except MustSplit as e:
             splits.update(e.splits)
 

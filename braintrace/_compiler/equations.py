@@ -20,12 +20,11 @@ from .primitives import NONE
 # An equation of the flat program, and the regions (loops, checkpoints) that equations stand in.
 
 
-@dataclass(frozen=True, eq=False)
 class Remat:
     """A region that is recomputed in the backward pass, as ``jax.checkpoint`` asks."""
 
-    policy: Any
-    prevent_cse: Any
+    def __init__(self, policy, prevent_cse):
+        self.policy, self.prevent_cse = policy, prevent_cse
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +46,8 @@ class Loop:
 Region = Remat | Loop
 
 
-@dataclass(frozen=True)
-class Marker:
-    """The primitive of a marker equation."""
-
-    name: str
-
-
-BEGIN, END = Marker('loop_begin'), Marker('loop_end')
+# the primitives of the two marker equations, which no jaxpr has
+BEGIN, END = _jax.Primitive('loop_begin'), _jax.Primitive('loop_end')
 
 
 @dataclass(frozen=True)

@@ -266,13 +266,7 @@ class Origins:
 
 def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
     """The program with these leaves split, by position in its carry."""
-    # for each element of a split leaf, the number of its piece
-    given: dict[int, np.ndarray] = {}
-    for c, s in splits.items():
-        if isinstance(s, Split):
-            numbers = given[program.carry[c]] = np.empty(s.aval.shape, np.int64)
-            for k, places in enumerate(s.places):
-                numbers.reshape(-1)[places.reshape(-1)] = k
+    given = {program.carry[c]: s.numbers for c, s in splits.items() if isinstance(s, Split)}
     labels, build = Origins(program, given).labels, extending(program)
     # the new name of an old value, the pieces of values, the new states of each split leaf, the
     # leaves that are put together again
@@ -310,17 +304,14 @@ def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
 
     def renew(value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
         """Make the new states in a value that is a new leaf; its readers then read them."""
-        if not leaves:
-            return
-        build.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
-        for c in leaves:
-            s = splits[c]
-            new[c] = [piece(value, s, k, where) for k in range(len(s.names))]
-        if eqn is not None and not assembles(eqn):
-            c = leaves[0]
-            names[value] = together(splits[c], new[c], where)
-            kept.add(names[value])
-        build.scope = ()
+        scope, where = ((), '') if eqn is None else (eqn.scope, eqn.where)
+        with build.having(scope=scope):
+            for c in leaves:
+                s = splits[c]
+                new[c] = [piece(value, s, k, where) for k in range(len(s.names))]
+            if leaves and eqn is not None and not assembles(eqn):
+                names[value] = together(splits[leaves[0]], new[leaves[0]], where)
+                kept.add(names[value])
 
     # old states are inputs; readers of a whole leaf read it put together
     carry = [[v] for v in program.carry]
@@ -388,7 +379,7 @@ def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
     complex derivative: their real and imaginary parts become states of their own.
     """
     leaves = {program.leaf_of(c) for c in states}
-    if any(program.splits and program.splits[leaf] is not None for leaf in leaves):
+    if any(program.splits[leaf] is not None for leaf in leaves):
         names = ', '.join(program.carry_names[c] for c in states)
         raise NotSupportedError(
             f'{where}: the step is not holomorphic in {names}, complex hidden states that stand in '
@@ -443,11 +434,7 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
             return False
     # now what a new piece reads of the others: old ones before a cut, and new ones
     recurrent = flow.reached_groups(apart, piece, apart.ops)
-    old = flow.forward(
-        apart,
-        {apart.carry[c]: 1 << k for c, k in piece.items()},
-        lambda i, found: 0 if i in apart.blocks else found & ~recurrent.get(i, 0),
-    )
+    old = flow.old_ancestors(apart, piece, recurrent)
     new: dict[int, int] = {}
     for c, k in piece.items():
         for i in apart.consumers.get(apart.new_carry[c], ()):

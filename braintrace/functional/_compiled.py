@@ -105,7 +105,7 @@ class Compiled:
         program, graph, axes = self.program, self.graph, {}
         for leaf, key in enumerate(program.leaf_keys):
             # of a leaf that is several states the pieces have to agree
-            split = program.splits[leaf] if program.splits else None
+            split = program.splits[leaf]
             axis = 0 if split is None else split.lane_axis()
             if axis is not None and graph.laned.issuperset(program.pieces(leaf)):
                 axes[path_name(('carry', *key))] = axis

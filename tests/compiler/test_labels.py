@@ -8,7 +8,7 @@ import pytest
 from braintrace._compiler import equations as lb
 from braintrace._compiler.equations import backward
 from braintrace._compiler.policy import Policy
-from braintrace._compiler.program.flatten import Decisions, flatten
+from braintrace._compiler.program.flatten import Lowering, flatten
 from braintrace._compiler.program.tracing import trace_step
 from tests.precision import float64 as float64
 
@@ -88,7 +88,7 @@ FUNCTIONS = {
 def followed(fn, x):
     """Labels of the input's cotangent, followed backwards through ``fn`` from its own positions."""
     step = trace_step(lambda p, c, x: (fn(x), c), {}, {}, (x,))
-    program = flatten(step, Policy(), Decisions(), lambda *_: True, lambda *_: True)
+    program = flatten(step, Lowering(Policy()), lambda *_: True, lambda *_: True)
     known = program.constants
     labels = {program.outputs[0]: lb.identity(program.avals[program.outputs[0]].shape)}
     for eqn in reversed(program.equations):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,19 +23,6 @@ from .program import Program, renamed
 FOLD_LIMIT = 1 << 16  # elements of a constant that is worked out while building
 
 
-class Place(NamedTuple):
-    """A place in the user's code: for equations that know none of their own, or for all if
-    ``fixed``.
-    """
-
-    where: str
-    fixed: bool = False
-
-    def of(self, eqn) -> Place:
-        return self if self.fixed else Place(_jax.location(eqn.source_info) or self.where)
-
-
-@dataclass(eq=False)
 class Branch:
     """A branch that is being lowered; ``taken``: its predicate, joined with those around it.
 
@@ -43,16 +30,18 @@ class Branch:
     each with its gate's result. ``made``: pure equations of the branch, by result.
     """
 
-    taken: int
-    inside: set[int] = field(default_factory=set)
-    gated: dict[int, int] = field(default_factory=dict)
-    made: dict[int, Equation] = field(default_factory=dict)
+    def __init__(self, taken: int):
+        self.taken = taken
+        self.inside: set[int] = set()
+        self.gated: dict[int, int] = {}
+        self.made: dict[int, Equation] = {}
 
 
 class Builder:
     """Numbers values and appends equations; there is one list of equations for each open loop.
 
-    ``lower(builder, eqn, ins, place)`` lowers one equation of a jaxpr and returns its results.
+    ``lower(builder, eqn, ins, where)`` lowers one equation of a jaxpr and returns its results.
+    ``place``: the line of the user for every equation; None: each has its own.
     ``depth``: how many loops stand around the equation that makes a value. ``pure`` values are
     functions of parameters and constants alone; ``owned`` ones depend on parameters to mark and
     have not met an op or a value that changes: each has the place of its mark, empty for the place
@@ -62,8 +51,9 @@ class Builder:
     equal to it; ``firsts`` has these.
     """
 
-    def __init__(self, lower: Callable[[Builder, Any, list[int], Place], list[int]]):
+    def __init__(self, lower: Callable[[Builder, Any, list[int], str], list[int]]):
         self.lower = lower
+        self.place: str | None = None
         self.avals: list = []
         self.depth: list[int] = []
         self.constants: dict[int, Any] = {}
@@ -99,9 +89,12 @@ class Builder:
 
     # ---- jaxprs and functions ----
 
-    def call(self, jaxpr, consts, ins: Sequence[int], place: Place) -> list[int]:
+    def call(self, jaxpr, consts, ins: Sequence[int], where: str) -> list[int]:
+        """Lower a jaxpr; ``where``: the place of equations that know none of their own."""
+
         def lowered(eqn, operands: list[int]) -> list[int]:
-            return self.lower(self, eqn, operands, place.of(eqn))
+            own = _jax.location(eqn.source_info) or where if self.place is None else self.place
+            return self.lower(self, eqn, operands, own)
 
         def number(atom) -> int:
             return self.constant(atom.val, atom.aval)
@@ -109,8 +102,10 @@ class Builder:
         return _jax.walk(jaxpr, map(self.constant, consts), ins, lowered, number)
 
     def traced(self, fn: Callable, ins: Sequence[int], where: str) -> list[int]:
+        """Lower a function whose equations all stand at one place."""
         jaxpr, consts = _jax.trace(fn, *(self.avals[v] for v in ins))
-        return self.call(jaxpr, consts, ins, Place(where, fixed=True))
+        with self.having(place=where):
+            return self.call(jaxpr, consts, ins, where)
 
     def plain(self, fn: Callable, ins: Sequence[int], where: str) -> int:
         """Lower a function of one result, outside of any branch and without marks."""
@@ -311,9 +306,9 @@ class Splicing:
         )
 
 
-def _lowered(build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
+def _lowered(build: Builder, eqn, ins: list[int], where: str) -> list[int]:
     body = _jax.inlinable(eqn)
     if body is not None:
-        return build.call(*_jax.closed_jaxpr(body), ins, place)
-    flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), place.where, origin=eqn)
+        return build.call(*_jax.closed_jaxpr(body), ins, where)
+    flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), where, origin=eqn)
     return build.append(flat, [v.aval for v in eqn.outvars])

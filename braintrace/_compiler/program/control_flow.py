@@ -16,7 +16,7 @@ from .. import equations as lb
 from ..equations import BEGIN, END, Equation, Loop, along, holds_op, is_complex, is_inexact
 from ..policy import Policy
 from . import dataflow as flow
-from .builder import Branch, Builder, Place, marked_at_border
+from .builder import Branch, Builder, marked_at_border
 from .program import Program
 
 # branches -----------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def gate(taken, x):
     return jax.lax.select_n(taken, jax.lax.stop_gradient(x), x)
 
 
-def selected(build: Builder, branches: list, ins: list[int], place: Place) -> list[int]:
+def selected(build: Builder, branches: list, ins: list[int], where: str) -> list[int]:
     """Every branch, each behind gates, then a select."""
     index, operands = ins[0], ins[1:]
     results = []
@@ -43,15 +43,15 @@ def selected(build: Builder, branches: list, ins: list[int], place: Place) -> li
             return jnp.logical_and(i == k, *outer) if outer else i == k
 
         # the predicate holds where this branch and those around it are taken
-        build.branches.append(Branch(build.plain(is_taken, [index, *around], place.where)))
-        outs = build.call(body, consts, operands, place)
-        outs = [marked_at_border(build, v, place.where, 'cond') for v in outs]
+        build.branches.append(Branch(build.plain(is_taken, [index, *around], where)))
+        outs = build.call(body, consts, operands, where)
+        outs = [marked_at_border(build, v, where, 'cond') for v in outs]
         results.append([gated(build, v) for v in outs])
         build.branches.pop()
     # equal rows are one value: a state that is an output as well stays that state
     rows = list(zip(*results, strict=True))
     made = {
-        cases: build.traced(jax.lax.select_n, [index, *cases], place.where)[0]
+        cases: build.traced(jax.lax.select_n, [index, *cases], where)[0]
         if len(set(cases)) > 1
         else cases[0]
         for cases in dict.fromkeys(rows)
@@ -139,13 +139,13 @@ def _row(build: Builder, value: int, at: int, where: str) -> int:
     return row
 
 
-def unrolled(build: Builder, parts: _jax.ScanParts, ins: list[int], place: Place) -> list[int]:
+def unrolled(build: Builder, parts: _jax.ScanParts, ins: list[int], where: str) -> list[int]:
     """Every iteration by itself."""
     consts, carry, xs = parts.split(ins)
     rows: dict[int, list[int]] = {}
     for t in reversed(range(parts.length)) if parts.reverse else range(parts.length):
-        slices = [_row(build, x, t, place.where) for x in xs]
-        outs = build.call(parts.body, parts.consts, [*consts, *carry, *slices], place)
+        slices = [_row(build, x, t, where) for x in xs]
+        outs = build.call(parts.body, parts.consts, [*consts, *carry, *slices], where)
         carry, rows[t] = outs[: parts.num_carry], outs[parts.num_carry :]
     if not rows:
         empty = [v.aval for v in parts.body.outvars[parts.num_carry :]]
@@ -153,11 +153,11 @@ def unrolled(build: Builder, parts: _jax.ScanParts, ins: list[int], place: Place
     columns = zip(*(rows[t] for t in range(parts.length)), strict=True)
     return [
         *carry,
-        *(build.traced(lambda *r: jnp.stack(r), column, place.where)[0] for column in columns),
+        *(build.traced(lambda *r: jnp.stack(r), column, where)[0] for column in columns),
     ]
 
 
-def peeled(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
+def peeled(build: Builder, eqn, parts, ins: list[int], where: str) -> list[int]:
     """A loop and then its last iteration, so that readers of the last carry read the new state."""
     consts, init, xs = parts.split(ins)
     n, first = parts.length - 1, int(parts.reverse)
@@ -165,23 +165,23 @@ def peeled(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int
     def most(rows):
         return jax.lax.slice_in_dim(rows, first, first + n)
 
-    rest = [build.traced(most, [x], place.where)[0] for x in xs]
-    last = [_row(build, x, 0 if first else n, place.where) for x in xs]
-    outs = descended(build, eqn, parts._replace(length=n), [*consts, *init, *rest], place)
+    rest = [build.traced(most, [x], where)[0] for x in xs]
+    last = [_row(build, x, 0 if first else n, where) for x in xs]
+    outs = descended(build, eqn, parts._replace(length=n), [*consts, *init, *rest], where)
     carry = outs[: parts.num_carry]
-    ends = build.call(parts.body, parts.consts, [*consts, *carry, *last], place)
+    ends = build.call(parts.body, parts.consts, [*consts, *carry, *last], where)
 
     def join(rows, row):
         return jnp.concatenate([row[None], rows] if first else [rows, row[None]])
 
     rows = zip(outs[parts.num_carry :], ends[parts.num_carry :], strict=True)
-    return [*ends[: parts.num_carry], *(build.traced(join, pair, place.where)[0] for pair in rows)]
+    return [*ends[: parts.num_carry], *(build.traced(join, pair, where)[0] for pair in rows)]
 
 
-def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
+def descended(build: Builder, eqn, parts, ins: list[int], where: str) -> list[int]:
     """The loop as a region between two markers."""
     consts, init, xs = parts.split(ins)
-    init = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in init]
+    init = [marked_at_border(build, v, where, eqn.primitive.name) for v in init]
     if build.branches:
         init, xs = ([gated(build, v) for v in values] for values in (init, xs))
     # the body, one loop deeper, on a carry and slices of its own
@@ -191,11 +191,11 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
     for sequence, row in zip(xs, inner[len(init) :], strict=True):
         build.pure.update([row] if sequence in build.pure else [])
         build.owned.update({row: build.owned[sequence]} if sequence in build.owned else {})
-    region = Loop(parts.length, parts.reverse, parts.unroll, len(init), place.where, eqn)
+    region = Loop(parts.length, parts.reverse, parts.unroll, len(init), where, eqn)
     build.bodies.append([])
     with build.having(scope=(*build.scope, region)):
-        outs = build.call(parts.body, parts.consts, [*consts, *inner], place)
-        outs = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in outs]
+        outs = build.call(parts.body, parts.consts, [*consts, *inner], where)
+        outs = [marked_at_border(build, v, where, eqn.primitive.name) for v in outs]
         if build.branches:
             outs = [gated(build, v) for v in outs]
     body = build.bodies.pop()
@@ -205,7 +205,7 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
         for k, v in enumerate(parts.body.outvars)
     ]
     build.inside(results)
-    marker = Equation(BEGIN, {}, None, (), (), place.where, scope=build.scope, loop=region)
+    marker = Equation(BEGIN, {}, None, (), (), where, scope=build.scope, loop=region)
     build.bodies[-1] += [
         replace(marker, ins=(*init, *xs), outs=tuple(inner)),
         *body,

@@ -5,7 +5,7 @@ regions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,7 @@ from ..._etrace_op import AUTOMATIC, is_etp_primitive
 from ...errors import NotSupportedError
 from ..equations import Equation, Remat, is_inexact
 from ..policy import DEFAULT, Policy
-from .builder import (
-    Builder,
-    Place,
-    marked_at_border,
-    marked_operands,
-    note,
-)
+from .builder import Builder, marked_at_border, marked_operands, note
 from .control_flow import (
     descended,
     forward_derivative,
@@ -40,77 +34,68 @@ from .tracing import Step
 EXPANDED: dict[Any, Callable[[Any, str], Callable]] = {}
 
 
-@dataclass
-class Decisions:
-    """How to lower control flow, by the jaxpr's equation.
+class Lowering:
+    """Lowers single equations of a jaxpr: calls are inlined, control flow becomes what was decided.
 
-    ``expansions`` keeps the functions traced for an equation. ``guarded``: loops that a branch
-    guards already.
+    ``modes``: how to lower control flow, by the jaxpr's equation. ``expansions``: the functions
+    traced for an equation. ``guarded``: loops that a branch guards already. All three are kept
+    while the step is lowered again and again, with more decisions each time.
     """
 
-    modes: dict[Any, Any] = field(default_factory=dict)
-    expansions: dict[tuple, tuple] = field(default_factory=dict)
-    guarded: set = field(default_factory=set)
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.modes: dict[Any, Any] = {}
+        self.expansions: dict[tuple, tuple] = {}
+        self.guarded: set = set()
 
-    def update(self, found: dict[Any, Any]) -> None:
+    def decide(self, found: dict[Any, Any]) -> None:
         """Two uses of one ``while`` share the operands that either must be differentiated for."""
         for key, mode in found.items():
             old = self.modes.get(key)
             both = isinstance(mode, frozenset) and isinstance(old, frozenset)
             self.modes[key] = mode | old if both else mode
 
-
-@dataclass
-class _Lowering:
-    """Lowers single equations of a jaxpr."""
-
-    policy: Policy
-    decisions: Decisions
-
-    def __call__(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
+    def __call__(self, build: Builder, eqn, ins: list[int], where: str) -> list[int]:
         # calls are inlined, also the branch of a cond that is known
         call, again, branches = _jax.call_body(eqn), _jax.recomputed(eqn), _jax.cond_branches(eqn)
         if call is not None:
             keep = self.policy.checkpoint != 'inline'
             region = [Remat(*again)] if again is not None and keep else []
             with build.having(scope=(*build.scope, *region)):
-                return build.call(*call, ins, place)
+                return build.call(*call, ins, where)
         if branches is not None and ins[0] in build.constants:
             branch, consts = branches[int(build.constants[ins[0]])]
-            return build.call(branch, consts, ins[1:], place)
+            return build.call(branch, consts, ins[1:], where)
         # a loop that may not end is guarded first
         loop = _jax.while_parts(eqn)
-        if build.branches and loop is not None and eqn not in self.decisions.guarded:
+        if build.branches and loop is not None and eqn not in self.guarded:
             guarded, ins = while_taken(loop), [build.branches[-1].taken, *ins]
-            jaxpr, consts = self.expansion(build, eqn, lambda: guarded, ins)
-            self.decisions.guarded.update(jaxpr.eqns)
-            return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
+            self.guarded.update(self.expansion(build, eqn, lambda: guarded, ins)[0].eqns)
+            return self.expanded(build, eqn, lambda: guarded, ins, where)
         # control flow is lowered as it was decided, and kept as one equation before that
-        mode = self.decisions.modes.get(eqn)
+        mode = self.modes.get(eqn)
         if mode is None:
-            return self.single(build, eqn, ins, place)
+            return self.single(build, eqn, ins, where)
         scan = _jax.scan_parts(eqn)
         if mode == 'select' and branches is not None:
-            return selected(build, branches, ins, place)
+            return selected(build, branches, ins, where)
         if mode == 'unroll' and scan is not None:
-            return unrolled(build, scan, ins, place)
+            return unrolled(build, scan, ins, where)
         if mode == 'descend':
-            return descended(build, eqn, scan, ins, place)
+            return descended(build, eqn, scan, ins, where)
         if mode == 'peel':
-            return peeled(build, eqn, scan, ins, place)
+            return peeled(build, eqn, scan, ins, where)
         if mode in EXPANDED:
-            return self.expanded(build, eqn, lambda: EXPANDED[mode](eqn, place.where), ins, place)
+            # what stood inside keeps its own places
+            jaxpr, consts = self.expansion(build, eqn, lambda: EXPANDED[mode](eqn, where), ins)
+            return build.call(jaxpr, consts, ins, where)
         # a while loop, with the operands that it must be differentiated for
         with build.having(unmarked='while_loop'):
             return self.expanded(
-                build,
-                eqn,
-                lambda: forward_derivative(eqn, place.where, mode),
-                ins,
-                place._replace(fixed=True),
+                build, eqn, lambda: forward_derivative(eqn, where, mode), ins, where
             )
 
-    def single(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
+    def single(self, build: Builder, eqn, ins: list[int], where: str) -> list[int]:
         """An equation of its own, or the op that is put in its place."""
         op = is_etp_primitive(eqn.primitive)
         flat = Equation(
@@ -119,7 +104,7 @@ class _Lowering:
             eqn.ctx,
             tuple(ins),
             (),
-            place.where,
+            where,
             bool(eqn.effects),
             origin=eqn,
             marked=build.marking if op else '',
@@ -129,9 +114,9 @@ class _Lowering:
             if all(k == y or isinstance(v, _jax.DropVar) for k, v in enumerate(eqn.outvars)):
                 return outs
             # an op's rules are about y alone, so plain equations make its other results
-            plain, place = partial(eqn.primitive.impl_fn, **eqn.params), place._replace(fixed=True)
+            plain = partial(eqn.primitive.impl_fn, **eqn.params)
             with build.having(unmarked=''):
-                others = self.expanded(build, eqn, lambda: plain, ins, place)
+                others = self.expanded(build, eqn, lambda: plain, ins, where)
             return [out if k == y else other for k, (out, other) in enumerate(zip(outs, others))]
         # an op is put where a function of parameters to mark meets a value that changes
         does, avals = flat.does, [build.avals[v] for v in ins]
@@ -143,14 +128,14 @@ class _Lowering:
         if len(weights) == 1 and not build.unmarked and does.op in AUTOMATIC:
             replaced = AUTOMATIC[does.op](eqn.params, weights[0], avals)
             if replaced is not None:
-                place = Place(build.owned[ins[weights[0]]] or place.where, fixed=True)
+                where = build.owned[ins[weights[0]]] or where
                 with build.having(marking=eqn.primitive.name):
-                    return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
+                    return self.expanded(build, eqn, lambda: replaced, ins, where, weights[0])
         if weights:
             flat = marked_operands(build, flat, weights, eqn.outvars)
         # a product that sums nothing is one of single elements
         elif does.apart is not None and changes and (apart := does.apart(eqn.params, avals)):
-            return self.expanded(build, eqn, lambda: apart, ins, place._replace(fixed=True))
+            return self.expanded(build, eqn, lambda: apart, ins, where)
         return self.apply(build, flat, eqn.outvars)
 
     def apply(self, build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
@@ -187,11 +172,14 @@ class _Lowering:
         return outs
 
     def expanded(
-        self, build: Builder, eqn, make: Callable, ins: list[int], place: Place, weight: int = -1
+        self, build: Builder, eqn, make: Callable, ins: list[int], where: str, weight: int = -1
     ) -> list[int]:
-        """Lower the function that replaces an equation; ``weight``: the operand that an op has."""
+        """Lower the function that replaces an equation, at the equation's place; ``weight``: the
+        operand that an op has.
+        """
         jaxpr, consts = self.expansion(build, eqn, make, ins, weight)
-        return build.call(jaxpr, consts, ins, place)
+        with build.having(place=where):
+            return build.call(jaxpr, consts, ins, where)
 
     def expansion(
         self, build: Builder, eqn, make: Callable, ins: list[int], weight: int = -1
@@ -199,17 +187,15 @@ class _Lowering:
         """``(jaxpr, constants)`` of the function that replaces an equation."""
         avals = [build.avals[v] for v in ins]
         shapes = tuple((a.shape, str(a.dtype)) for a in avals)
-        key = eqn, self.decisions.modes.get(eqn), weight, shapes
-        if key not in self.decisions.expansions:
-            self.decisions.expansions[key] = _jax.trace(make(), *avals)
-        return self.decisions.expansions[key]
+        key = eqn, self.modes.get(eqn), weight, shapes
+        if key not in self.expansions:
+            self.expansions[key] = _jax.trace(make(), *avals)
+        return self.expansions[key]
 
 
-def flatten(
-    step: Step, policy: Policy, decisions: Decisions, trainable: Callable, hidden: Callable
-) -> Program:
+def flatten(step: Step, lowering: Lowering, trainable: Callable, hidden: Callable) -> Program:
     """The flat program of a traced step."""
-    build = Builder(_Lowering(policy, decisions))
+    build, policy = Builder(lowering), lowering.policy
     numbers = [[build.new(a) for a in part] for part in step.avals]
     build.pure.update(numbers[0])
     learned = select(trainable, step.param_keys, step.avals[0])
@@ -220,7 +206,7 @@ def flatten(
         to_mark = tuple(i for i in learned if policy.mark(keys[i], avals[i]))
     build.owned.update({numbers[0][i]: '' for i in to_mark or ()})
     ins = [n for part in numbers for n in part]
-    outs = build.call(step.jaxpr, step.consts, ins, Place('an unknown place'))
+    outs = build.call(step.jaxpr, step.consts, ins, 'an unknown place')
     states = select(hidden, step.carry_keys, step.avals[1])
     for k in (step.n_outputs + c for c in states):
         outs[k] = marked_at_border(build, outs[k], 'the new carry', 'new state')
@@ -236,6 +222,7 @@ def flatten(
         param_keys=step.param_keys,
         carry_keys=step.carry_keys,
         leaf_keys=step.carry_keys,
+        splits=(None,) * len(step.carry_keys),
         hidden=states,
         trainable=learned,
         trees=step.trees,
@@ -246,7 +233,7 @@ def flatten(
 
 def extending(program: Program) -> Builder:
     """A builder of further equations of a program's values; it holds no equation yet."""
-    build = Builder(_Lowering(DEFAULT, Decisions()))
+    build = Builder(Lowering(DEFAULT))
     build.avals, build.depth = list(program.avals), [0] * len(program.avals)
     build.constants = dict(program.constants)
     return build

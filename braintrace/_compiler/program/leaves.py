@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,16 +64,10 @@ def abstract(leaf):
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, 'weak_type', False))
 
 
-class Leaves(NamedTuple):
-    """The leaves of a tree, with their paths."""
-
-    keys: tuple[tuple[str, ...], ...]
-    leaves: list
-    tree: Any
-
-
-def leaves_of(tree, what: str) -> Leaves:
-    """Refuses two leaves of one path, and leaves that are no arrays."""
+def leaves_of(tree, what: str) -> tuple[tuple[tuple[str, ...], ...], list, Any]:
+    """The paths of the leaves, the leaves and the tree; refuses two leaves of one path, and leaves
+    that are no arrays.
+    """
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     keys = tuple(path_key(p) for p, _ in with_paths)
     if len(set(keys)) != len(keys):
@@ -82,7 +76,7 @@ def leaves_of(tree, what: str) -> Leaves:
             f'two leaves of {what} have the same path: {twice}. Give them different keys.'
         )
     check_arrays(tree, what)
-    return Leaves(keys, [leaf for _, leaf in with_paths], treedef)
+    return keys, [leaf for _, leaf in with_paths], treedef
 
 
 def select(predicate, names, avals) -> tuple[int, ...]:
@@ -115,6 +109,14 @@ class Split:
     def names(self) -> tuple[str, ...]:
         """A name for each piece."""
         return tuple(map(str, range(len(self.places))))
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """For each element of the leaf the number of its piece."""
+        found = np.empty(self.aval.size, np.int64)
+        for k, places in enumerate(self.places):
+            found[places.reshape(-1)] = k
+        return found.reshape(self.aval.shape)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -183,12 +185,13 @@ class Split:
         return None
 
 
-@dataclass(frozen=True, eq=False)
 class Parts:
     """Complex numbers as two pieces: real parts and imaginary parts."""
 
-    aval: Any
     names = 're', 'im'
+
+    def __init__(self, aval):
+        self.aval = aval
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

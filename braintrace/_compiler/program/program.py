@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,11 +30,11 @@ class Program:
     ``hidden`` holds positions in ``carry``, ``trainable`` positions in ``params``. ``constants``:
     value number -> array. Trees rebuild the user's structures from flat leaves. ``leaf_keys``: the
     paths of the leaves of the cell's carry; ``splits``: how each leaf holds several hidden states,
-    None where it is one entry of ``carry``; empty if no leaf is split. ``to_mark``: the parameters
-    whose equations become ops, by position; None where nothing is marked. ``virtual``: so many
-    entries at the end of ``carry`` are hidden states that the cell does not have; their value is
-    always zero, so only their derivatives count. ``raw_keys``: the paths of leaves of the cell's
-    carry that are integers and random keys.
+    None where it is one entry of ``carry``. ``to_mark``: the parameters whose equations become ops,
+    by position; None where nothing is marked. ``virtual``: so many entries at the end of ``carry``
+    are hidden states that the cell does not have; their value is always zero, so only their
+    derivatives count. ``raw_keys``: the paths of leaves of the cell's carry that are integers and
+    random keys.
     """
 
     avals: tuple
@@ -50,44 +51,43 @@ class Program:
     trainable: tuple[int, ...]
     trees: dict[str, Any]
     leaf_keys: tuple[tuple[str, ...], ...]
-    splits: tuple[Split | Parts | None, ...] = ()
+    splits: tuple[Split | Parts | None, ...]
     to_mark: tuple[int, ...] | None = None
     virtual: int = 0
     raw_keys: frozenset[tuple[str, ...]] = frozenset()
 
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""
-        splits = self.splits or [None] * len(leaves)
-        parts = [[x] if s is None else s.apart(x) for x, s in zip(leaves, splits, strict=True)]
+        both = zip(leaves, self.splits, strict=True)
+        parts = [[x] if s is None else s.apart(x) for x, s in both]
         avals = (self.avals[self.carry[c]] for c in self.virtual_states)
         return [x for part in parts for x in part] + [jnp.zeros(a.shape, a.dtype) for a in avals]
 
     def together(self, carry: Sequence) -> list:
         """The inverse of :meth:`apart`."""
-        if not self.splits:
-            return list(carry[: len(self.leaf_keys)])
-        parts = ([carry[c] for c in self.pieces(leaf)] for leaf in range(len(self.splits)))
         return [
-            part[0] if s is None else s.together(part)
-            for part, s in zip(parts, self.splits, strict=True)
+            carry[at] if s is None else s.together(carry[at : at + len(s.names)])
+            for at, s in zip(self.starts, self.splits, strict=False)
         ]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The position in the carry of the first part of each leaf, and the one behind them all."""
+        return [0, *accumulate(1 if s is None else len(s.names) for s in self.splits)]
 
     def pieces(self, leaf: int) -> range:
         """The positions in the carry of the parts of one leaf."""
-        if not self.splits:
-            return range(leaf, leaf + 1)
-        sizes = [1 if s is None else len(s.names) for s in self.splits[: leaf + 1]]
-        return range(sum(sizes[:-1]), sum(sizes))
+        return range(*self.starts[leaf : leaf + 2])
 
     def leaf_of(self, c: int) -> int:
         """The leaf that entry ``c`` of the carry is, or is a part of."""
-        return next(leaf for leaf in range(len(self.leaf_keys)) if c in self.pieces(leaf))
+        return bisect_right(self.starts, c) - 1
 
     @cached_property
     def leaf_avals(self) -> list:
         return [
-            self.avals[self.carry[self.pieces(leaf)[0]]] if s is None else s.aval
-            for leaf, s in enumerate(self.splits or [None] * len(self.leaf_keys))
+            self.avals[self.carry[start]] if s is None else s.aval
+            for start, s in zip(self.starts, self.splits, strict=False)
         ]
 
     @property

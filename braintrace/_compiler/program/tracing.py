@@ -14,7 +14,7 @@ from ... import _jax
 from ...errors import CompileError, StructureError
 from .. import primitives
 from ..equations import is_complex, is_inexact
-from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name
+from .leaves import abstract, check_arrays, describe_aval, leaves_of, path_name
 
 # raw keys -----------------------------------------------------------------------------------------
 #
@@ -109,16 +109,17 @@ class Step:
 def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
     """Trace ``cell`` on shapes and dtypes."""
     given = {'params': params, 'carry': carry, 'inputs': tuple(inputs)}
-    parts = [leaves_of(tree, name) for name, tree in given.items()]
-    avals = [[abstract(x) for x in part.leaves] for part in parts]
-    out_tree: Any = None
-    n_outputs, after = 0, Leaves((), [], None)
+    parts = (leaves_of(tree, name) for name, tree in given.items())
+    keys, leaves, trees = zip(*parts, strict=True)
+    avals = [[abstract(x) for x in each] for each in leaves]
+    # what is known of the results once the cell was called
+    n_outputs, out_tree, new_keys, new_tree = 0, None, (), None
 
-    def step(*leaves):
+    def step(*values):
         """The cell as a function of the leaves of all its arguments, one after the other."""
-        nonlocal out_tree, n_outputs, after
-        it = iter(leaves)
-        args = [jax.tree.unflatten(p.tree, [next(it) for _ in p.leaves]) for p in parts]
+        nonlocal n_outputs, out_tree, new_keys, new_tree
+        it = iter(values)
+        args = [jax.tree.unflatten(t, [next(it) for _ in a]) for t, a in zip(trees, avals)]
         try:
             result = cell(*args[:2], *args[2])
         except TypeError as e:
@@ -133,32 +134,32 @@ def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
             found = f'a tuple of {len(result)}' if isinstance(result, tuple) else array
             raise CompileError(f'the cell returned {found}; return a pair (outputs, new_carry).')
         outputs, new_carry = result
-        new = leaves_of(new_carry, 'the new carry')
+        new_keys, new, new_tree = leaves_of(new_carry, 'the new carry')
         check_arrays(outputs, 'outputs')
         out_leaves, out_tree = jax.tree.flatten(outputs)
-        # only the structure of the results is kept: their leaves are tracers
-        n_outputs, after = len(out_leaves), new._replace(leaves=[])
-        new_leaves = (x if hasattr(x, 'dtype') else jnp.asarray(x) for x in new.leaves)
+        n_outputs = len(out_leaves)
+        new_leaves = (x if hasattr(x, 'dtype') else jnp.asarray(x) for x in new)
         return [*map(jnp.asarray, out_leaves), *new_leaves]
 
     jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
-    _check_carry(parts[1], avals[1], after, [v.aval for v in jaxpr.outvars[n_outputs:]])
-    keys = raw_keys(jaxpr, len(avals[1]), len(avals[0]))
+    old = dict(zip(keys[1], avals[1], strict=True))
+    new = dict(zip(new_keys, (v.aval for v in jaxpr.outvars[n_outputs:]), strict=True))
+    _check_carry(old, new, new_tree == trees[1])
+    raw = raw_keys(jaxpr, len(avals[1]), len(avals[0]))
     return Step(
         jaxpr=jaxpr,
         consts=consts,
         avals=tuple(avals),
-        param_keys=parts[0].keys,
-        carry_keys=parts[1].keys,
+        param_keys=keys[0],
+        carry_keys=keys[1],
         n_outputs=n_outputs,
-        trees={**dict(zip(given, (p.tree for p in parts))), 'outputs': out_tree},
-        raw_keys=frozenset(parts[1].keys[c] for c in keys),
+        trees={**dict(zip(given, trees)), 'outputs': out_tree},
+        raw_keys=frozenset(keys[1][c] for c in raw),
     )
 
 
-def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
-    old = dict(zip(before.keys, old_avals, strict=True))
-    new = dict(zip(after.keys, new_avals, strict=True))
+def _check_carry(old: dict, new: dict, same_tree: bool) -> None:
+    """Of the old and the new carry the description of each leaf, by path."""
     lines = [f'  {path_name(n, "carry")}: missing in the new carry' for n in old if n not in new]
     lines += [f'  {path_name(n, "carry")}: added in the new carry' for n in new if n not in old]
     lines += [
@@ -167,7 +168,7 @@ def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
         for n in old
         if n in new and (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)
     ]
-    if not lines and after.tree != before.tree:
+    if not lines and not same_tree:
         lines = ['  same paths, but the tree (or a physical unit in it) differs']
     further = any(new[n].shape[1:] == old[n].shape for n in old if n in new and new[n].shape)
     if lines:
