@@ -2,7 +2,7 @@
 
 from .analyse import analyse, analyse_again, check_learnable
 from .analysis.findings import bent_on_the_way, find_findings, readers
-from .analysis.sweeps import DPass, Following
+from .analysis.pairs import DPass, read_positions
 from .equations import Loop, Remat, is_complex, is_inexact, moved_operands
 from .graph import (
     Coordinates,

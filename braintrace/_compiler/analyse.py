@@ -78,16 +78,16 @@ def analyse_again(graph: ETraceGraph, program: Program) -> ETraceGraph:
 def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGraph:
     """``whole``: the leaves of the carry that must not be split."""
     # positions: which states form a group, which equations mix positions
-    positions, fan_out = find_positions(program)
+    positions = find_positions(program)
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
-    derived = find_derived(positions, fan_out.d_pass)
+    derived = find_derived(positions)
     groups = tuple(_group(positions, states, derived) for states in positions.groups)
     group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
     ops = find_ops(program)
-    relations, missing = find_relations(positions, fan_out, groups, ops)
+    relations, missing = find_relations(positions, groups, ops)
     # the batch size, if all batched ops share one
     sizes = {op.x_aval.shape[0] for op in ops if op.primitive.batched and op.x is not None}
     lanes = sizes.pop() if len(sizes) == 1 else None

@@ -359,6 +359,20 @@ def moved(eqn: Equation, arrays: Sequence, known: Sequence) -> list[np.ndarray] 
     return [padded[np.where((o >= 0) & (o < start), o, start)] for o in found]
 
 
+def sources(eqn: Equation, avals, known: Sequence) -> tuple[list[np.ndarray], np.ndarray] | None:
+    """For each element of the results the number of the element that was moved there, and the first
+    number of each moved operand: their elements are numbered one operand after the other.
+    """
+    operands = moved_operands(eqn)
+    shapes = [avals[eqn.ins[k]].shape for k in operands]
+    starts = np.cumsum([0, *(int(np.prod(s)) for s in shapes)])
+    numbers: list = [None] * len(eqn.ins)
+    for k, shape, start in zip(operands, shapes, starts, strict=False):
+        numbers[k] = identity(shape) + start
+    found = moved(eqn, numbers, known)
+    return None if found is None else ([s.reshape(-1) for s in found], starts)
+
+
 # ---- backward: from the cotangents of an equation's results to its operands' ----
 
 
@@ -386,9 +400,22 @@ def backward(
     # movement: an element gets the labels of all places that it went to
     operands = moved_operands(eqn)
     if operands and not any(w for k, w in enumerate(wanted) if k not in operands):
-        found = _moved_back(eqn, avals, out_labels, known, operands)
+        shapes = [ins[k] for k in operands]
+        arriving = joined(out_labels, [avals[o].shape for o in eqn.outs])
+        found = None
+        if does.moves is not None and does.moves.back is not None:
+            found = does.moves.back(arriving, eqn.params, shapes)
+        elif (places := sources(eqn, avals, known)) is not None:
+            source, starts = np.concatenate(places[0]), places[1]
+            labels = np.concatenate([lab.reshape(-1) for lab in arriving])
+            parts = np.split(transposed(labels, source, (starts[-1],)), starts[1:-1])
+            found = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+            if does.repeats and not labels.size and starts[-1]:
+                # repeated no times, as over an empty batch: as for any other batch
+                found = [many(s) for s in shapes]
         if found is not None:
-            return [found.get(k) if w else None for k, w in enumerate(wanted)]
+            of = dict(zip(operands, found, strict=True))
+            return [of.get(k) if w else None for k, w in enumerate(wanted)]
     # anything else by its own reverse rule, whose equations are followed
     jaxpr, of_cotangents = _reverse_rule(eqn, avals, wanted)
     if _jax.holds_call(eqn, {'custom_vjp_call'}) and not is_linear(jaxpr, of_cotangents):
@@ -397,31 +424,6 @@ def backward(
     start += [lab for o, lab in zip(eqn.outs, out_labels, strict=True) if is_inexact(avals[o])]
     got = iter(through_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
     return [next(got) if w else None for w in wanted]
-
-
-def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, np.ndarray] | None:
-    """Labels of the moved operands, or None where the indices are not known."""
-    shapes = {k: avals[eqn.ins[k]].shape for k in operands}
-    arriving = joined(out_labels, [avals[o].shape for o in eqn.outs])
-    moves = eqn.does.moves
-    if moves is not None and moves.back is not None:
-        found = moves.back(arriving, eqn.params, list(shapes.values()))
-        return dict(zip(operands, found, strict=True))
-    # number the elements of all moved operands one after the other, and look where each number went
-    starts = np.cumsum([0, *(int(np.prod(s)) for s in shapes.values())])
-    numbers: list = [None] * len(eqn.ins)
-    for k, start in zip(operands, starts, strict=False):
-        numbers[k] = identity(shapes[k]) + start
-    sources = moved(eqn, numbers, known)
-    if sources is None:
-        return None
-    labels = np.concatenate([lab.reshape(-1) for lab in arriving])
-    if eqn.does.repeats and not labels.size and starts[-1]:
-        # repeated no times, as over an empty batch: the answer is as for any other batch
-        return {k: many(s) for k, s in shapes.items()}
-    source = np.concatenate([s.reshape(-1) for s in sources])
-    parts = np.split(transposed(labels, source, (starts[-1],)), starts[1:-1])
-    return {k: part.reshape(shapes[k]) for k, part in zip(operands, parts, strict=True)}
 
 
 def has_linear_rule(eqn: Equation, avals) -> bool:
@@ -457,43 +459,35 @@ def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, li
 # ---- forward: which positions each element of an equation's results reads ----
 
 
-def forward(
-    eqn: Equation,
-    avals,
-    labels: Sequence[Labels],
-    known: Sequence,
-    *,
-    linear: bool,
-    smooth: Callable[[Equation], bool] = lambda eqn: False,
-) -> list[Labels]:
-    """Labels of the results.
+def forward(eqn, labels: Sequence[Labels], known: Sequence) -> list[Labels]:
+    """Labels of the results of a jaxpr's equation; one that is not linear in the labelled operands
+    gets ``MANY``.
 
-    ``known`` holds constant operands. ``linear``: a result that is not linear in the labelled
-    operands gets ``MANY``. ``smooth`` tells which equations without a row act element by element.
+    ``known`` holds constant operands.
     """
-    outs, does = [avals[o].shape for o in eqn.outs], eqn.does
-    arriving = [has(lab) for lab in labels]
+    does, arriving = primitives.TABLE[eqn.primitive.name], [has(lab) for lab in labels]
+    ins, outs = ([v.aval.shape for v in vs] for vs in (eqn.invars, eqn.outvars))
     # no label arrives, or no gradient leaves
-    if not any(arriving) or not does.gradient or not any(is_inexact(avals[o]) for o in eqn.outs):
+    leaves = does.gradient and any(is_inexact(v.aval) for v in eqn.outvars)
+    if not any(arriving) or not leaves:
         return [None] * len(outs)
-    straight = not linear or does.linear is not None and does.linear(arriving)
+    straight = does.linear is not None and does.linear(arriving)
     # element by element: an element reads what the same element of any operand reads
-    if does.elementwise or smooth(eqn):
-        found: list[Labels] = [many(s) for s in outs]
-        for k, shape in enumerate(outs if straight else ()):
-            found[k] = None
-            for lab in labels:
-                found[k] = merge(found[k], None if lab is None else np.broadcast_to(lab, shape))
-        return found
+    if does.elementwise and straight:
+        total = None
+        for lab in labels:
+            total = merge(total, None if lab is None else np.broadcast_to(lab, outs[0]))
+        return [total]
     if does.passes:
         return list(labels)
     # a reduction reads everything along its axes
     if does.reduces and straight and has(labels[0]):
         return [merge_axes(labels[0], eqn.params['axes'])]
     # movement takes labels with it, if it is not the indices that are labelled
-    operands = moved_operands(eqn)
+    flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(range(len(ins))), (), '')
+    operands = moved_operands(flat)
     if operands and not any(a for k, a in enumerate(arriving) if k not in operands):
-        places = moved(eqn, joined(labels, [avals[v].shape for v in eqn.ins]), known)
+        places = moved(flat, joined(labels, ins), known)
         if places is not None:
             return list(places)
     # an update by constants leaves the positions of the array where they are
@@ -555,10 +549,7 @@ def _step(eqn, labels: list[Labels], values: list) -> list[Labels]:
         known = dict(zip(body.invars, values, strict=True))
         return through_linear(body, labels, known)
     if loop is None:
-        n, avals = len(labels), [v.aval for v in (*eqn.invars, *eqn.outvars)]
-        ins, outs = tuple(range(n)), tuple(range(n, len(avals)))
-        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, ins, outs, '')
-        return forward(flat, avals, labels, values, linear=True)
+        return forward(eqn, labels, values)
     # a while loop: its carry is followed until nothing changes
     _, operands, carry = loop.split(labels)
     asked = {v for eqn in loop.cond.eqns for v in eqn.invars if not isinstance(v, _jax.Literal)}

@@ -13,7 +13,7 @@ import numpy as np
 from .equations import is_inexact
 from .kinds import Kind, kind_of
 from .policy import Policy
-from .program.dataflow import Groups, forward, gradients, union
+from .program.dataflow import Groups, over_steps, union
 from .program.program import Program
 
 
@@ -419,15 +419,9 @@ def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
     in the step or through a state.
     """
     program = graph.program
-    # which ops are behind a value, by any number of steps: from states on until nothing is new
+    # which ops are behind a value, by any number of steps
     start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
-    while True:
-        facts = forward(program, start, gradients(program))
-        carried = zip(program.carry, program.new_carry, strict=True)
-        new = {old: facts[v] for old, v in carried if facts[v] & ~start.get(old, 0)}
-        if not new:
-            break
-        start = start | {old: found | start.get(old, 0) for old, found in new.items()}
+    facts = over_steps(program, start, range(len(program.carry)))
     read = union(facts, (v for i in program.ops for v in program.equations[i].ins))
     last = (op for k, op in enumerate(graph.ops) if op.owned and not read >> k & 1)
     return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval) and facts[op.x])

@@ -16,12 +16,12 @@ from .._compiler import (
     Coordinates,
     DPass,
     ETraceGraph,
-    Following,
     OpUse,
     Splicing,
     analyse_again,
     depends,
     is_inexact,
+    read_positions,
 )
 from .._rules import VIEWS
 from ..errors import NotSupportedError
@@ -38,16 +38,15 @@ def with_own_diagonal(graph: ETraceGraph, scope: str) -> ETraceGraph:
         return graph
     d_pass, edit = DPass(graph.program), Splicing(graph.program)
     d_pass.mixing.update(graph.mixing)
-    following, found = Following(d_pass), False
+    found = False
     for relation in graph.hidden_param_op_relations:
         op, y = relation.op, relation.op.y
         if op.x is None or op.repeats or op.conditional or not is_inexact(op.x_aval):
             continue
         for group, coords in zip(relation.groups, relation.coordinates, strict=True):
             # the position of the group that each element of x comes from
-            own = np.arange(np.prod(group.shape, dtype=int)).reshape(group.shape)
-            old = {graph.program.carry[c]: own for c in group.carried}
-            for places in _own_places(following.follow(old, op.x), coords):
+            old = [graph.program.carry[c] for c in group.carried]
+            for places in _own_places(read_positions(d_pass, op.x, old), coords):
                 _check(op)
                 ins = op.x, *op.trainable.values(), *op.structure.values()
                 (zero,) = edit.put(op.equation + 1, _own_read(op, places), ins, extra=True)

@@ -1,204 +1,40 @@
-"""Ops whose result feeds several positions of a state: which element feeds which positions.
-
-The labels of a sweep say of such an element only that its positions are several. Here the sets of
-positions go back along the D pass, from a new state to the y of every op.
+"""Where the entries of a trace sit, also of an op whose elements feed several positions of a
+state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from .. import equations as lb
-from ..equations import BEGIN, END, Equation, Loop, backward, moved, moved_operands
-from ..graph import Coordinates
-from .sweeps import DPass, Queue, Y
+from ..graph import Coordinates, OpUse
+from .pairs import Pairs, ascending
+from .sweeps import Sweep
 
 MOST_COLOURS = 8  # elements of y that one position reads, each with a derivative of its own
 MOST_TURNS = 64  # of the search for elements of one colour
 
-# Pairs of an element and a position that it feeds: ``element * size of the state + position``,
-# ascending.
-Pairs = np.ndarray
 
-
-class FanOut:
-    """The pairs of every op with every new state, kept as long as there are ``cuts`` cut
-    equations.
+def fanned_out(
+    sweeps: Iterable[Sweep], op: OpUse, group_shape: tuple[int, ...]
+) -> Coordinates | None:
+    """Coordinates with an entry for each pair of an element of y and a position of one of these
+    states; None where a position reads too many elements.
     """
-
-    def __init__(self, d_pass: DPass):
-        self.d_pass, self.program = d_pass, d_pass.program
-        self.known: dict[int, tuple[dict[int, Pairs], set[int]]] = {}
-        self.cuts = 0
-
-    def pairs(self, op: int, labels: Mapping[int, np.ndarray]) -> Pairs:
-        """The pairs of an op's y with any of some states of one shape, which sent it labels."""
-        found = []
-        for state, sent in labels.items():
-            if lb.meet(sent):
-                # nothing, over an empty batch
-                found.append(self._of(state)[0].get(op, np.arange(0)))
-            else:
-                # one position for each element: the labels say it
-                (element,) = np.nonzero(sent.reshape(-1) != lb.NONE)
-                size = math.prod(self.d_pass.shapes[state])
-                found.append(element * size + sent.reshape(-1)[element])
-        return _ascending(np.concatenate(found))
-
-    def mixing(self, state: int) -> set[int]:
-        """Equations that combine elements which feed several positions, or whose elements are not
-        known to have one source.
-        """
-        return self._of(state)[1]
-
-    def _of(self, state: int) -> tuple[dict[int, Pairs], set[int]]:
-        if self.cuts != len(self.d_pass.mixing):
-            self.known.clear()
-            self.cuts = len(self.d_pass.mixing)
-        if state not in self.known:
-            self.known[state] = _WayBack(self.d_pass, state).run()
-        return self.known[state]
-
-
-class _WayBack:
-    """From one new state back to every y; ``size`` is the number of its positions."""
-
-    def __init__(self, d_pass: DPass, state: int):
-        self.d_pass, self.program = d_pass, d_pass.program
-        self.start, self.size = d_pass.new[state], math.prod(d_pass.shapes[state])
-        self.found: dict[int, Pairs] = {}
-        self.mixing: set[int] = set()
-
-    def run(self) -> tuple[dict[int, Pairs], set[int]]:
-        positions = np.arange(self.size)
-        got: dict[int, Pairs] = {self.start: positions * self.size + positions}
-        queue = Queue(self.program)
-        queue.push([self.start])
-        while queue.heap:
-            i = queue.pop()
-            eqn = self.program.equations[i]
-            if i in self.program.op_set:
-                self.found[i] = got.get(self.program.y_of(i), positions[:0])
-            elif i not in self.d_pass.mixing and i not in self.program.blocks:
-                outs = [got.get(o) for o in eqn.outs]
-                for v, pairs in self._back(i, eqn, outs):
-                    if not self.d_pass.depends[v] & Y:
-                        continue
-                    before = got.get(v, positions[:0])
-                    merged = _ascending(np.concatenate([before, pairs])) if len(before) else pairs
-                    if len(merged) > len(before):
-                        got[v] = merged
-                        queue.push([v])
-        return self.found, self.mixing
-
-    def _back(self, i: int, eqn: Equation, outs: Sequence) -> list[tuple[int, Pairs]]:
-        if eqn.loop is not None:
-            return self._through_marker(i, eqn, eqn.loop, outs)
-        if eqn.does.elementwise:
-            return [(v, outs[0]) for v in eqn.ins]
-        operands = moved_operands(eqn)
-        others = (v for k, v in enumerate(eqn.ins) if k not in operands)
-        if operands and not any(self.d_pass.depends[v] & Y for v in others):
-            sources = self._sources(i, eqn, operands)
-            if sources is not None:
-                return self._moved(eqn, operands, sources, outs)
-        return self._by_labels(i, eqn, outs)
-
-    def _sources(self, i: int, eqn: Equation, operands: Sequence[int]) -> list | None:
-        """The moved operands' elements, counted one after the other, in their new places."""
-        numbers: list = [None] * len(eqn.ins)
-        start = 0
-        for k in operands:
-            shape = self.program.avals[eqn.ins[k]].shape
-            numbers[k] = lb.identity(shape) + start
-            start += numbers[k].size
-        return moved(eqn, numbers, self.d_pass.known(i))
-
-    def _moved(self, eqn: Equation, operands, sources, outs) -> list[tuple[int, Pairs]]:
-        found, start = [], 0
-        for k in operands:
-            size = self.program.avals[eqn.ins[k]].size
-            for source, pairs in zip(sources, outs, strict=True):
-                if pairs is not None:
-                    element, position = np.divmod(pairs, self.size)
-                    element = source.reshape(-1)[element] - start
-                    here = (element >= 0) & (element < size)
-                    moved_pairs = (element * self.size + position)[here]
-                    found.append((eqn.ins[k], _ascending(moved_pairs)))
-            start += size
-        return found
-
-    def _by_labels(self, i: int, eqn: Equation, outs: Sequence) -> list[tuple[int, Pairs]]:
-        """By the result's element that each operand's element feeds, if it is one."""
-        avals, found = self.program.avals, []
-        relevant = [bool(self.d_pass.depends[v] & Y) for v in eqn.ins]
-        for k, pairs in enumerate(outs):
-            if pairs is None:
-                continue
-            labels: list = [None] * len(outs)
-            labels[k] = lb.identity(avals[eqn.outs[k]].shape)
-            ins = backward(eqn, avals, labels, self.d_pass.known(i), relevant)
-            for v, fed in zip(eqn.ins, ins, strict=True):
-                if fed is None:
-                    continue
-                # a result that feeds several positions must not read several elements
-                fed, results = fed.reshape(-1), labels[k].size
-                positions = np.bincount(pairs // self.size, minlength=results)
-                elements = np.bincount(fed[fed >= 0], minlength=results)
-                if lb.meet(fed) or ((positions > 1) & (elements > 1)).any():
-                    self.mixing.add(i)
-                else:
-                    found.append((v, self._joined(fed, pairs, results)))
-        return found
-
-    def _joined(self, fed: np.ndarray, pairs: Pairs, results: int) -> Pairs:
-        """The pairs of the operand, each of whose elements feeds one element of the result."""
-        bounds = np.searchsorted(pairs // self.size, np.arange(results + 1))
-        (element,) = np.nonzero(fed >= 0)
-        first, number = bounds[fed[element]], np.diff(bounds)[fed[element]]
-        within = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-        position = pairs[np.repeat(first, number) + within] % self.size
-        return np.repeat(element, number) * self.size + position
-
-    def _through_marker(
-        self, i: int, eqn: Equation, loop: Loop, outs: Sequence
-    ) -> list[tuple[int, Pairs]]:
-        """Cross the border of a loop, slot by slot; all iterations are taken together."""
-        avals, found = self.program.avals, []
-        for k, (v, pairs) in enumerate(zip(eqn.ins, outs, strict=True)):
-            if pairs is None:
-                continue
-            if k >= loop.num_carry and eqn.primitive is END:  # a sequence, made of slices
-                pairs = _ascending(pairs % (max(1, avals[v].size) * self.size))
-            elif k >= loop.num_carry:
-                rows = np.arange(loop.length)[:, None] * (avals[eqn.outs[k]].size * self.size)
-                pairs = (rows + pairs).reshape(-1)
-            found.append((v, pairs))
-        if eqn.primitive is BEGIN:
-            turns = zip(self.program.feedback(i), outs, strict=False)
-            found += [(last, pairs) for (_, last), pairs in turns if pairs is not None]
-        return found
-
-
-def _ascending(pairs: np.ndarray) -> Pairs:
-    """Each of these numbers once, in order; mostly they are already."""
-    if (pairs[1:] > pairs[:-1]).all():
-        return pairs
-    pairs = np.sort(pairs, kind='stable')
-    return pairs[np.append(True, pairs[1:] != pairs[:-1])]
-
-
-# ---- where the entries of a trace sit ----
-
-
-def fanned_out(pairs: Pairs, op, group_shape: tuple[int, ...]) -> Coordinates | None:
-    """Coordinates with an entry for each pair of an element of y and a position; None where a
-    position reads too many elements.
-    """
-    y_shape, size = op.y_aval.shape, math.prod(group_shape)
+    y_shape, size, found = op.y_aval.shape, math.prod(group_shape), []
+    for sweep in sweeps:
+        sent = sweep.y[op.equation]
+        if lb.meet(sent):
+            # nothing, over an empty batch
+            found.append(sweep.way.found.get(op.y, np.arange(0)))
+        else:
+            # one position for each element: the labels say it
+            (element,) = np.nonzero(sent.reshape(-1) != lb.NONE)
+            found.append(element * size + sent.reshape(-1)[element])
+    pairs = ascending(np.concatenate(found))
     element, position = np.divmod(pairs, size)
     colour = _coloured(pairs, op.y_aval.size, size)
     if colour is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from .. import equations as lb
 from ..equations import Loop, is_complex, is_inexact
@@ -14,58 +12,64 @@ from ..program.control_flow import MustUnroll
 from ..program.program import Program
 from ..program.tracing import is_holomorphic
 from ..stacked_states import split_in_parts
-from .fan_out import FanOut, fanned_out, placed_at
-from .sweeps import MERGES_RESULT, DPass, Following, Sweep, Sweeper, coupled, cut_what_moves
+from .fan_out import fanned_out, placed_at
+from .pairs import DPass
+from .sweeps import MERGES_RESULT, Sweep
 
 # groups and cuts ----------------------------------------------------------------------------------
 #
 # Which states form a group, which op reaches which group, and which equations mix positions.
 
 
-@dataclass
 class Positions:
-    """States are numbered as in ``program.hidden``, ops and cuts as in ``program.equations``."""
+    """What sweeps found that agree with each other: the states of each group, and which positions
+    each element of a y feeds.
 
-    program: Program
-    groups: list[tuple[int, ...]]
-    sweeps: list[Sweep]
-    mixing: dict[int, str]
+    States are numbered as in ``program.hidden``, ops and cuts as in ``program.equations``.
+    """
 
-    @cached_property
-    def group_of(self) -> dict[int, int]:
-        return {s: g for g, states in enumerate(self.groups) for s in states}
+    def __init__(self, d_pass: DPass, groups: list[tuple[int, ...]], sweeps: list[Sweep]):
+        self.d_pass, self.groups, self.sweeps = d_pass, groups, sweeps
+        self.program, self.mixing = d_pass.program, d_pass.mixing
+        self.group_of = {s: g for g, states in enumerate(groups) for s in states}
 
 
-def find_positions(program: Program) -> tuple[Positions, FanOut]:
+def find_positions(program: Program) -> Positions:
     """Sweep from every state until no further equation has to be cut: every round cuts at least
     one.
-
-    Also returns which positions each element of a y feeds.
     """
     d_pass = DPass(program)
-    fan_out = FanOut(d_pass)
-    sweeper = Sweeper(d_pass, Following(d_pass))
     sweeps: list[Sweep | None] = [None] * len(d_pass.new)
     while True:
         for s in range(len(sweeps)):
             while sweeps[s] is None:
                 before = len(d_pass.mixing)
-                sweeps[s] = sweeper.sweep(s)
+                sweep = Sweep(d_pass, s)
+                sweeps[s] = sweep if sweep.run() else None
                 _forget(sweeps, list(d_pass.mixing)[before:])
         if any(s is None for s in sweeps):
             continue
         # all sweeps agree with the cuts: now look at states and ops together
         before, done = len(d_pass.mixing), [s for s in sweeps if s is not None]
-        groups = _groups(d_pass, done)
+        groups = _groups(done)
         # a new state must not read another position of its group's old states
         for s, r in ((s, r) for states in groups for s in states for r in states):
             labels = done[s].old.get(r)
-            if lb.has(labels) and not coupled(d_pass, s, r, labels):
-                cut_what_moves(d_pass, d_pass.old[r], lb.identity(d_pass.shapes[r]), done[s])
+            if lb.has(labels) and not done[s].couples(r, labels):
+                done[s].cut_what_moves(d_pass.old[r], lb.identity(d_pass.shapes[r]))
+        # An equation that combines elements of a y, where each of them feeds several positions, is
+        # cut. Where such elements are only moved and read position by position, a trace has an
+        # entry for each pair of an element and a position.
+        several = [
+            (s, op) for s, sweep in enumerate(done) for op in sweep.y if lb.meet(sweep.y[op])
+        ]
+        for s, op in several if len(d_pass.mixing) == before else ():
+            behind = flow.reach(program, program.y_of(op), program.op_set)
+            mixing = done[s].way.mixing
+            for i in (i for i in mixing if not behind.isdisjoint(program.equations[i].ins)):
+                d_pass.cut(i, MERGES_RESULT)
         if len(d_pass.mixing) == before:
-            _cut_merging(d_pass, fan_out, done)
-        if len(d_pass.mixing) == before:
-            return Positions(program, groups, done, d_pass.mixing), fan_out
+            return Positions(d_pass, groups, done)
         _forget(sweeps, list(d_pass.mixing)[before:])
 
 
@@ -76,7 +80,7 @@ def _forget(sweeps: list[Sweep | None], cuts: list[int]) -> None:
             sweeps[s] = None
 
 
-def _groups(d_pass: DPass, sweeps: list[Sweep]) -> list[tuple[int, ...]]:
+def _groups(sweeps: list[Sweep]) -> list[tuple[int, ...]]:
     """States that read each other position by position, directly or by others."""
     leader = list(range(len(sweeps)))
 
@@ -87,29 +91,10 @@ def _groups(d_pass: DPass, sweeps: list[Sweep]) -> list[tuple[int, ...]]:
 
     for s, sweep in enumerate(sweeps):
         for r, labels in sweep.old.items():
-            if coupled(d_pass, s, r, labels):
+            if sweep.couples(r, labels):
                 leader[max(find(s), find(r))] = min(find(s), find(r))
     heads = sorted({find(s) for s in leader})
     return [tuple(s for s in range(len(leader)) if find(s) == h) for h in heads]
-
-
-def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
-    """Cut the equations that combine elements of a y, where each of them feeds several positions.
-
-    Where such elements are only moved and read position by position, a trace has an entry for each
-    pair of an element and a position.
-    """
-    program = d_pass.program
-    for s, sweep in enumerate(sweeps):
-        for op, labels in sweep.y.items():
-            if not lb.meet(labels):
-                continue
-            behind = flow.reach(program, program.y_of(op), program.op_set)
-            found = {
-                i for i in fan_out.mixing(s) if not behind.isdisjoint(program.equations[i].ins)
-            }
-            for i in found:
-                d_pass.cut(i, MERGES_RESULT)
 
 
 # complex states -----------------------------------------------------------------------------------
@@ -164,7 +149,7 @@ def split_where_entries_are_real(
 # next step finds ``h`` among its old states, so it has ``g'`` without a number carried for it.
 
 
-def find_derived(positions: Positions, d_pass: DPass) -> Derived:
+def find_derived(positions: Positions) -> Derived:
     """The derived states. What makes them reads the new carry and constants alone: a parameter or
     an input of the step before is not at hand one step later.
     """
@@ -190,7 +175,7 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
         totals = [total for v in own if (total := sweep.total(v)) is not None]
         if not own or not all(map(lb.in_place, totals)):
             continue
-        traced = {v for v in reads - own if d_pass.depends[v]}
+        traced = {v for v in reads - own if positions.d_pass.depends[v]}
         for i in sorted(equations - program.blocks):
             if not traced.isdisjoint(program.equations[i].ins):
                 traced.update(program.equations[i].outs)
@@ -242,7 +227,7 @@ def _made_of(
 
 
 def find_relations(
-    positions: Positions, fan_out: FanOut, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]
+    positions: Positions, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]
 ) -> tuple[tuple[Relation, ...], list[Diagnostic]]:
     """The relations, and why some ops have none although they reach a group."""
     # for each op, the groups with a state that sends a cotangent to y
@@ -250,42 +235,35 @@ def find_relations(
     for s, sweep in enumerate(positions.sweeps):
         for i in sweep.y:
             near.setdefault(i, set()).add(positions.group_of[s])
+    program, cuts = positions.program, {*positions.program.ops, *positions.mixing}
     relations: list[Relation] = []
     missing: list[Diagnostic] = []
     for op in ops:
         # coordinates with each group that the op's y reaches, or why there are none
         found = {
-            groups[g]: _coordinates(positions, fan_out, op, positions.groups[g], groups[g])
+            groups[g]: _coordinates(positions, op, positions.groups[g], groups[g])
             for g in sorted(near.get(op.equation, ()))
         }
         lost = [c for c in found.values() if isinstance(c, Diagnostic)]
         reached = {g: c for g, c in found.items() if isinstance(c, Coordinates)}
         missing += lost
         if reached and op.owned:
-            relations.append(_relation(positions, op, reached, bool(lost)))
+            split_where_entries_are_real(program, op, reached)
+            paths = {
+                name: tuple(program.param_names[i] for i in behind)
+                for name, behind in op.parameters.items()
+                if behind
+            }
+            through = not lost and _only_through_states(program, op.y, cuts)
+            relations.append(Relation(op, tuple(reached), tuple(reached.values()), paths, through))
         elif reached and any(op.parameters.values()):
             first = next(i for behind in op.parameters.values() for i in behind)
-            path = positions.program.param_names[first]
+            path = program.param_names[first]
             why = '' if op.fixed_structure else 'structure'
             missing.append(
                 Diagnostic('input-dependent-weight', path, op.where, (op.equation,), why)
             )
     return tuple(relations), missing
-
-
-def _relation(
-    positions: Positions, op: OpUse, reached: dict[HiddenGroup, Coordinates], lost: bool
-) -> Relation:
-    split_where_entries_are_real(positions.program, op, reached)
-    program = positions.program
-    paths = {
-        name: tuple(program.param_names[i] for i in behind)
-        for name, behind in op.parameters.items()
-        if behind
-    }
-    cuts = {*program.ops, *positions.mixing}
-    through = not lost and _only_through_states(program, op.y, cuts)
-    return Relation(op, tuple(reached), tuple(reached.values()), paths, through)
 
 
 def _only_through_states(program: Program, value: int, cuts: Collection[int]) -> bool:
@@ -309,7 +287,7 @@ def _only_through_states(program: Program, value: int, cuts: Collection[int]) ->
 
 
 def _coordinates(
-    positions: Positions, fan_out: FanOut, op: OpUse, states: Sequence[int], group: HiddenGroup
+    positions: Positions, op: OpUse, states: Sequence[int], group: HiddenGroup
 ) -> Coordinates | Diagnostic | None:
     """None where op and group are not related, a diagnostic where no trace fits."""
     # the position of the group that each element of y feeds, as each state of the group sees it
@@ -327,7 +305,7 @@ def _coordinates(
     if op.repeats:
         scope = positions.program.equations[op.equation].scope
         raise MustUnroll(next(r for r in reversed(scope) if isinstance(r, Loop)))
-    coords = fanned_out(fan_out.pairs(op.equation, labels), op, group.shape)
+    coords = fanned_out([positions.sweeps[s] for s in labels], op, group.shape)
     if coords is not None:
         return coords
     place = op.where, (op.equation,)

@@ -105,6 +105,23 @@ def _follow(
     return facts
 
 
+def over_steps(
+    program: Program, start: Mapping[int, int], carried: Iterable[int], ahead: bool = True
+) -> list[int]:
+    """The facts that gradients bring to each value or, not ``ahead``, that each value leads to, by
+    any number of steps, from one to the next through these parts of the carry.
+    """
+    pairs = [(program.new_carry[c], program.carry[c])[:: 1 if ahead else -1] for c in carried]
+    start, follow = dict(start), forward if ahead else backward
+    while True:
+        facts = follow(program, start, gradients(program))
+        news = [(a, b) for a, b in pairs if facts[a] & ~start.get(b, 0)]
+        if not news:
+            return facts
+        for a, b in news:
+            start[b] = start.get(b, 0) | facts[a]
+
+
 def reach(program: Program, source: int, stop: Collection[int]) -> set[int]:
     """Values that depend on one value without passing the equations in ``stop``."""
     found, todo = {source}, [source]
