@@ -155,7 +155,12 @@ class Origins:
     def __init__(self, program: Program, given: Mapping[int, np.ndarray]):
         self.program, self.elements = program, Elements(program)
         self.labels: dict[int, np.ndarray] = dict(given)
-        for i in self._behind():
+
+        # the equations behind the new states that move or act on single elements
+        def passed(i: int) -> bool:
+            return assembles(program.equations[i]) or acts_on_elements(program.equations[i])
+
+        for i in flow.slice_behind(program, program.new_states, passed):
             eqn = program.equations[i]
             if assembles(eqn):
                 moved = dict(self.elements.moved_by(eqn))
@@ -176,20 +181,6 @@ class Origins:
                 found = {eqn.outs[0]: kinds.reshape(shape)}
             # labels that are all one say nothing
             self.labels |= {o: lab for o, lab in found.items() if lab.size and lab.max()}
-
-    def _behind(self) -> list[int]:
-        """The equations behind the new states that move or act on single elements."""
-        found: set[int] = set()
-        todo = [*self.program.new_states]
-        while todo:
-            i = self.program.producer.get(todo.pop())
-            if i is None or i in found:
-                continue
-            eqn = self.program.equations[i]
-            if assembles(eqn) or acts_on_elements(eqn):
-                found.add(i)
-                todo.extend(eqn.ins)
-        return sorted(found)
 
     def _by_owner(self, ids: np.ndarray) -> tuple[np.ndarray, list]:
         """A label for each element by the value that it is of, and these values; copies differ."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from ... import _jax
 from .. import equations as lb
 from ..equations import END, has_linear_rule, is_inexact
 from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
 from ..program import dataflow as flow
-from ..program.leaves import path_name
+from ..program.leaves import Parts, Split, path_name
 from ..program.program import Program
 from ..stacked_states import MustSplit, chain, read_apart
 from .relations import Positions
@@ -27,13 +27,13 @@ def split_alike(program: Program, positions: Positions, kept: Collection[int]) -
 
     A split leaf in which a row and a block of rows read each other becomes whole again.
     """
-    leaf_of = {c: leaf for leaf in range(len(program.splits)) for c in program.pieces(leaf)}
     shape_of = [program.avals[program.carry[c]].shape for c in program.hidden]
-    for s, sweep in enumerate(positions.sweeps) if leaf_of else ():
+    for s, sweep in enumerate(positions.sweeps) if any(program.splits) else ():
         for r, labels in sweep.old.items():
-            states = {program.hidden[s], program.hidden[r]}
-            if states <= leaf_of.keys() and lb.has(labels) and shape_of[s] != shape_of[r]:
-                pair = leaf_of[program.hidden[s]], leaf_of[program.hidden[r]]
+            states = program.hidden[s], program.hidden[r]
+            real = not set(program.virtual_states).intersection(states)
+            if real and lb.has(labels) and shape_of[s] != shape_of[r]:
+                pair = program.leaf_of(states[0]), program.leaf_of(states[1])
                 if pair[0] == pair[1] and len(shape_of[s]) != len(shape_of[r]):
                     raise MustSplit({pair[0]: None})
                 for whole, part in (pair, pair[::-1]):
@@ -41,15 +41,17 @@ def split_alike(program: Program, positions: Positions, kept: Collection[int]) -
                     if program.splits[whole] is not None or split is None:
                         continue
                     if split.aval.shape == aval.shape:
-                        forced = {whole: replace(split, aval=aval)}
-                        raise MustSplit({part: None} if whole in kept else forced)
+                        alike: Split | Parts = Parts(aval)
+                        if isinstance(split, Split):
+                            alike = Split(aval, split.places)
+                        raise MustSplit({part: None} if whole in kept else {whole: alike})
 
 
-def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
+def stacked_states(facts: Facts) -> list[Diagnostic]:
     """Where old rows move through an array of states, and where a part of a new state is read as an
     old one.
     """
-    program, recurrent = graph.program, graph.recurrent
+    graph, program, recurrent = facts.graph, facts.program, facts.graph.recurrent
     group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
     past = flow.old_ancestors(program, group_of, recurrent)
     moving = {i for i in graph.mixing if program.equations[i].does.moves is not None}
@@ -57,24 +59,25 @@ def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
     told = dict(read_as_old)
     asked = [c for c in group_of if c not in told and c not in program.virtual_states]
     found = []
+    stop = program.op_set | program.blocks
     # behind each new state, what moves old rows to another piece of its leaf, or beside rows that
     # an op makes
     for c in asked if moving else ():
         leaf, own = program.leaf_of(c), 1 << group_of[c]
         name = path_name(program.leaf_keys[leaf], 'carry')
         others = flow.bits(group_of[d] for d in program.pieces(leaf) if d in group_of) & ~own
-        behind = _behind(program, program.new_carry[c])
-        read = {i: flow.union(past, program.equations[i].ins) for i in moving & behind}
+        behind = flow.slice_behind(program, [program.new_carry[c]], lambda i: i not in stop)
+        read = {i: flow.union(past, program.equations[i].ins) for i in moving.intersection(behind)}
         # bit 1: an op made it; bit 2: it holds old rows of this state that were moved
         start = {o: 1 for i in program.ops for o in program.equations[i].outs}
         start |= {o: 2 for i in read if read[i] & own for o in program.equations[i].outs}
-        facts = flow.forward(program, start, lambda i, bits: 0 if i in program.blocks else bits)
-        for i in sorted(behind):
+        held = flow.forward(program, start, flow.gradients(program))
+        for i in behind:
             eqn = program.equations[i]
             # rows of an op and old rows put side by side
-            made = eqn.does.beside and any(facts[v] & 1 for v in eqn.ins)
-            kept = [v for v in eqn.ins if not facts[v] & 1]
-            old_rows = any(past[v] & own if i in read else facts[v] & 2 for v in kept)
+            made = eqn.does.beside and any(held[v] & 1 for v in eqn.ins)
+            kept = [v for v in eqn.ins if not held[v] & 1]
+            old_rows = any(past[v] & own if i in read else held[v] & 2 for v in kept)
             if read.get(i, 0) & others or made and old_rows:
                 found.append((name, i, 'moved'))
                 break
@@ -83,17 +86,6 @@ def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
         Diagnostic('stacked-state', name, program.equations[i].where, (i,), reason)
         for name, i, reason in dict.fromkeys(found)
     ]
-
-
-def _behind(program: Program, value: int) -> set[int]:
-    """The equations that make a value, up to ops and blocked equations."""
-    behind, todo = set(), [value]
-    while todo:
-        i = program.producer.get(todo.pop())
-        if i is not None and i not in behind and i not in program.op_set | program.blocks:
-            behind.add(i)
-            todo.extend(program.equations[i].ins)
-    return behind
 
 
 def _read_as_old(
@@ -150,77 +142,104 @@ def _read_as_old(
 LIVE, HELD, FIRST = 1, 2, 2
 
 
-def find_findings(
-    graph: ETraceGraph,
-    missing: Iterable[Diagnostic],
-    cross: Sequence[tuple[int, int]],
-    cuts: Collection[int],
-) -> tuple[Diagnostic, ...]:
-    """The findings of a graph that has none yet.
+class Facts:
+    """A graph that has no findings yet, and what several finders ask of it.
 
     ``missing``: why ops have no relation. ``cross``: groups ``(r, s)`` of different shapes where s
     reads the old r by plain paths. ``cuts``: the equations at which history is cut.
     """
-    program, ops, missing = graph.program, graph.ops, list(missing)
-    plain, unhidden = plain_ways(program, ops), _old_parts(program)
-    lost = {i for d in missing if d.kind == 'lost-relation' for i in d.equations}
-    origins = _origins(program)
-    groups = graph.hidden_groups
-    # weights that nothing trains and that no step changes
-    constant = []
-    for op in ops:
-        for slot, value in op.trainable.items():
-            if not origins[value] & (LIVE | HELD):
-                made_of = flow.members(origins[value] >> FIRST)
-                states = tuple(program.carry_names[c] for c in made_of)
-                name, place = states[0] if states else '', (op.where, (op.equation,))
-                constant.append(
-                    Diagnostic('constant-weight', name, *place, slot=slot, states=states)
-                )
-    # there are ops to train, and none has a trace
-    alive = any(origins[v] & LIVE for op in ops for v in op.trainable.values())
-    bare = alive and groups and not graph.hidden_param_op_relations
-    nothing_traced = [Diagnostic('no-relation', location=ops[0].where)] if bare else []
-    reads = list(_cut_reads(graph, cross, unhidden, cuts))
-    routes = list(_routes(graph, unhidden, lost, plain))
-    uses = list(_uses(graph, plain))
-    return (
-        # what the compiler did, and what has no trace between states and ops
-        *_mixing(program, graph.mixing),
-        *_marks(program, ops, plain),
-        *missing,
-        *(
-            Diagnostic(
-                'cross-group',
-                groups[r].name,
-                _made_at(program, program.new_carry[groups[s].states[0]]),
-                group=groups[s].name,
-            )
-            for r, s in cross
-        ),
-        *constant,
-        *_through_unhidden(graph, unhidden, reads),
-        # of each parameter, where its gradient comes from
-        *routes,
-        *nothing_traced,
-        *stacked_states(graph),
-        # of each parameter with a trace, what that lacks
-        *_partial_traces(program, routes, uses),
-        *_bent_weights(program, ops),
-        # what only the report has
-        *reads,
-        *uses,
-    )
+
+    def __init__(
+        self,
+        graph: ETraceGraph,
+        missing: Iterable[Diagnostic],
+        cross: Sequence[tuple[int, int]],
+        cuts: Collection[int],
+    ):
+        self.graph, self.program, self.ops = graph, graph.program, graph.ops
+        self.groups, self.relations = graph.hidden_groups, graph.hidden_param_op_relations
+        self.missing, self.cross, self.cuts = list(missing), cross, cuts
+
+    @cached_property
+    def weights(self) -> dict[int, set[int]]:
+        """Of each op, the operands that are its weights."""
+        return _weights_of(self.ops)
+
+    @cached_property
+    def plain(self) -> list[int]:
+        """For each value, whether it reaches a new hidden state other than as a weight of an op."""
+        new = dict.fromkeys(self.program.new_states, 1)
+        return flow.backward(
+            self.program,
+            new,
+            flow.gradients(self.program),
+            skip=lambda i, k: k in self.weights.get(i, ()),
+        )
+
+    @cached_property
+    def unhidden(self) -> dict[int, list[int]]:
+        """Parts of the carry that are no hidden states, though later steps read them with a
+        gradient; for each, whether a value leads to it.
+        """
+        program, passed = self.program, flow.gradients(self.program)
+        kept = {
+            c
+            for c in range(len(program.carry))
+            if c not in program.hidden
+            and is_inexact(program.avals[program.carry[c]])
+            and program.new_carry[c] != program.carry[c]
+        }
+        # what a part that is read keeps of another part is read as well
+        results = dict.fromkeys((*program.outputs, *program.new_states), 1)
+        read = flow.over_steps(program, results, kept, ahead=False)
+        return {
+            c: flow.backward(program, {program.new_carry[c]: 1}, passed)
+            for c in kept
+            if read[program.carry[c]]
+        }
+
+    @cached_property
+    def origins(self) -> list[int]:
+        """The bits of each value, see ``LIVE``."""
+        program = self.program
+        start = {v: LIVE if i in program.trainable else HELD for i, v in enumerate(program.params)}
+        start |= dict.fromkeys(program.inputs, LIVE)
+        for c, v in enumerate(program.carry):
+            kept = program.new_carry[c] == v and c not in program.hidden
+            start[v] = 1 << FIRST + c if kept else LIVE
+
+        def keep(i: int, found: int) -> int:
+            return found | LIVE if program.equations[i].effects else found
+
+        return flow.forward(program, start, keep)
+
+    @cached_property
+    def reads(self) -> list[Diagnostic]:
+        return list(cut_reads(self))
+
+    @cached_property
+    def routes(self) -> list[Diagnostic]:
+        return list(find_routes(self))
+
+    @cached_property
+    def uses(self) -> list[Diagnostic]:
+        return list(find_uses(self))
+
+    def made_at(self, value: int) -> str:
+        i = self.program.producer.get(value)
+        return '' if i is None else self.program.equations[i].where
 
 
 # ---- mixing, and states that reach later steps without a trace ----
 
 
-def _mixing(program: Program, reasons: Mapping[int, str]) -> Iterator[Diagnostic]:
+def find_mixing(facts: Facts) -> Iterator[Diagnostic]:
+    program = facts.program
+
     def size(values: Iterable[int]) -> int:
         return max((program.avals[v].size for v in values), default=0)
 
-    for i, reason in sorted(reasons.items()):
+    for i, reason in sorted(facts.graph.mixing.items()):
         eqn = program.equations[i]
         where, seen = eqn.where, set()
         chain: tuple[int, ...] = (i,)
@@ -239,48 +258,26 @@ def _mixing(program: Program, reasons: Mapping[int, str]) -> Iterator[Diagnostic
         yield Diagnostic('mixing', '', where, chain, reason)
 
 
-def _made_at(program: Program, value: int) -> str:
-    return program.equations[program.producer[value]].where if value in program.producer else ''
+def cross_groups(facts: Facts) -> Iterator[Diagnostic]:
+    for r, s in facts.cross:
+        reader = facts.groups[s]
+        where = facts.made_at(facts.program.new_carry[reader.states[0]])
+        yield Diagnostic('cross-group', facts.groups[r].name, where, group=reader.name)
 
 
-def _old_parts(program: Program) -> dict[int, list[int]]:
-    """Parts of the carry that are no hidden states, though later steps read them with a gradient;
-    for each, whether a value leads to it.
+def through_unhidden(facts: Facts) -> Iterator[Diagnostic]:
+    """The parameters that a part of the carry which is no hidden state follows, or whose trace it
+    reads.
     """
-    kept = {
-        c
-        for c in range(len(program.carry))
-        if c not in program.hidden
-        and is_inexact(program.avals[program.carry[c]])
-        and program.new_carry[c] != program.carry[c]
-    }
-    results = {*program.outputs, *program.new_states}
-    while True:  # what a part that is read keeps of another part is read as well
-        read = flow.backward(program, dict.fromkeys(results, 1), flow.gradients(program))
-        later = {program.new_carry[c] for c in kept if read[program.carry[c]]}
-        if later <= results:
-            break
-        results |= later
-    return {
-        c: flow.backward(program, {program.new_carry[c]: 1}, flow.gradients(program))
-        for c in kept
-        if read[program.carry[c]]
-    }
-
-
-def _through_unhidden(
-    graph: ETraceGraph, parts: Mapping[int, Sequence[int]], reads: Iterable[Diagnostic]
-) -> Iterator[Diagnostic]:
-    """The parameters that such a part of the carry follows, or whose trace it reads."""
-    program, places = graph.program, {}
-    for op in reversed(graph.ops):
+    program, places = facts.program, {}
+    for op in reversed(facts.ops):
         places |= dict.fromkeys((i for ps in op.parameters.values() for i in ps), op.where)
-    for c, ahead in parts.items():
+    for c, ahead in facts.unhidden.items():
         name = program.carry_names[c]
-        groups = {d.group for d in reads if d.states == (name,)}
+        groups = {d.group for d in facts.reads if d.states == (name,)}
         traced = [
             path
-            for rel in graph.hidden_param_op_relations
+            for rel in facts.relations
             if groups.intersection(group.name for group in rel.groups)
             for paths in rel.paths.values()
             for path in paths
@@ -288,21 +285,16 @@ def _through_unhidden(
         for i in program.trainable:
             path = program.param_names[i]
             if ahead[program.params[i]] or path in traced:
-                where = places.get(i, _made_at(program, program.new_carry[c]))
+                where = places.get(i, facts.made_at(program.new_carry[c]))
                 yield Diagnostic('lost-relation', path, where, reason='not-hidden', states=(name,))
 
 
-def _cut_reads(
-    graph: ETraceGraph,
-    cross: Iterable[tuple[int, int]],
-    unhidden: Iterable[int],
-    cuts: Collection[int],
-) -> Iterator[Diagnostic]:
+def cut_reads(facts: Facts) -> Iterator[Diagnostic]:
     """The reads of each group that lead to a hidden state and do not carry the group's trace on.
 
     Where there are none, D_RTRL is exact for the group's traced weights.
     """
-    program, groups, recurrent = graph.program, graph.hidden_groups, graph.recurrent
+    program, groups, recurrent = facts.program, facts.groups, facts.graph.recurrent
     # for each value, the groups whose states or trace it depends on before a cut
     number = {group.name: g for g, group in enumerate(groups)}
     start = dict.fromkeys(range(len(program.avals)), 0)
@@ -310,16 +302,16 @@ def _cut_reads(
         for c in group.carried:
             start[program.carry[c]] |= 1 << g
             start[program.new_carry[c]] |= 1 << g
-    for rel in graph.hidden_param_op_relations:
+    for rel in facts.relations:
         own = (number[group.name] for group in rel.groups if group.name in number)
         start[rel.op.y] |= flow.bits(own)
-    stops = program.blocks.union(cuts)
+    stops = program.blocks.union(facts.cuts)
     behind = flow.forward(program, start, lambda i, found: 0 if i in stops else found)
-    elsewhere = {r for r, _ in cross}
+    elsewhere = {r for r, _ in facts.cross}
     for g, group in enumerate(groups):
         if g in elsewhere:
             yield Diagnostic('cut', group=group.name, reason='other-shape')
-        for c in unhidden:
+        for c in facts.unhidden:
             if behind[program.new_carry[c]] >> g & 1:
                 names = (program.carry_names[c],)
                 yield Diagnostic('cut', group=group.name, reason='not-hidden', states=names)
@@ -331,11 +323,12 @@ def _cut_reads(
 # ---- what automatic marking did ----
 
 
-def _marks(program: Program, ops: Sequence[OpUse], plain: list[int]) -> Iterator[Diagnostic]:
+def find_marks(facts: Facts) -> Iterator[Diagnostic]:
     """Ops that it put, equations that it left, constants that look like weights."""
+    program = facts.program
     if program.to_mark is None:
         return
-    for op in ops:
+    for op in facts.ops:
         name = program.equations[op.equation].marked
         for i in sorted({i for behind in op.parameters.values() for i in behind} if name else ()):
             yield Diagnostic('marked', program.param_names[i], op.where, (op.equation,), name)
@@ -350,7 +343,7 @@ def _marks(program: Program, ops: Sequence[OpUse], plain: list[int]) -> Iterator
 
     origins = flow.forward(program, start, keep)
     for i, eqn in enumerate(program.equations):
-        if not flow.union(plain, eqn.outs):
+        if not flow.union(facts.plain, eqn.outs):
             continue
         if eqn.unmarked:
             held = flow.union(origins, (v for v in eqn.ins if not origins[v] & moving))
@@ -366,36 +359,32 @@ def _marks(program: Program, ops: Sequence[OpUse], plain: list[int]) -> Iterator
             yield Diagnostic('closed-over', '', eqn.where, (i,))
 
 
-def _origins(program: Program) -> list[int]:
-    """The bits of each value, see ``LIVE``."""
-    start = {v: LIVE if i in program.trainable else HELD for i, v in enumerate(program.params)}
-    start |= dict.fromkeys(program.inputs, LIVE)
-    for c, v in enumerate(program.carry):
-        kept = program.new_carry[c] == v and c not in program.hidden
-        start[v] = 1 << FIRST + c if kept else LIVE
+# ---- weights that nothing trains ----
 
-    def keep(i: int, found: int) -> int:
-        return found | LIVE if program.equations[i].effects else found
 
-    return flow.forward(program, start, keep)
+def constant_weights(facts: Facts) -> Iterator[Diagnostic]:
+    """Weights that nothing trains and that no step changes."""
+    for op in facts.ops:
+        for slot, value in op.trainable.items():
+            if not facts.origins[value] & (LIVE | HELD):
+                made_of = flow.members(facts.origins[value] >> FIRST)
+                states = tuple(facts.program.carry_names[c] for c in made_of)
+                name, place = states[0] if states else '', (op.where, (op.equation,))
+                yield Diagnostic('constant-weight', name, *place, slot=slot, states=states)
 
 
 # ---- of each parameter, where its gradient comes from ----
 
 
-def _routes(
-    graph: ETraceGraph,
-    unhidden: Mapping[int, Sequence[int]],
-    lost: Collection[int],
-    plain: list[int],
-) -> Iterator[Diagnostic]:
-    """``lost``: the equations of ops whose trace to a group is lost."""
-    program, relations = graph.program, graph.hidden_param_op_relations
+def find_routes(facts: Facts) -> Iterator[Diagnostic]:
+    program = facts.program
+    # the equations of ops whose trace to a group is lost
+    lost = {i for d in facts.missing if d.kind == 'lost-relation' for i in d.equations}
     used = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
     to_state = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
-    traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
+    traced = {i: rel.op for rel in facts.relations for ps in rel.op.parameters.values() for i in ps}
     for i, (name, value) in enumerate(zip(program.param_names, program.params, strict=True)):
-        uses = [op for op in graph.ops if any(i in ps for ps in op.parameters.values())]
+        uses = [op for op in facts.ops if any(i in ps for ps in op.parameters.values())]
         if i not in program.trainable:
             floating = is_inexact(program.avals[value])
             yield Diagnostic('not-trainable' if floating else 'not-inexact', name)
@@ -404,7 +393,7 @@ def _routes(
         elif not used[value]:
             yield Diagnostic('unused', name)
         elif not to_state[value]:
-            followed = any(ahead[value] for ahead in unhidden.values())
+            followed = any(ahead[value] for ahead in facts.unhidden.values())
             where = uses[0].where if uses else ''
             yield Diagnostic('not-hidden' if followed else 'no-hidden-state', name, where)
         else:
@@ -423,36 +412,43 @@ def _routes(
                     why = 'weight-then-weight' if behind_an_op else 'mixing-tail'
                 by_ops.append((why, op.where, ''))
             told = [found for found in by_ops if found[0] != 'weight-then-weight']
-            found = [*told[:1], *_plain_use(program, value, plain), *by_ops[:1]]
+            found = [*told[:1], *plain_use(facts, value), *by_ops[:1]]
             kind, where, reason = found[0] if found else ('not-etp-op', '', '')
             yield Diagnostic(kind, name, where, reason=reason)
 
 
-def _plain_use(program: Program, value: int, ways: list[int]) -> Iterator[tuple[str, str, str]]:
+def plain_use(facts: Facts, value: int) -> Iterator[tuple[str, str, str]]:
     """Why a parameter has no trace, by a use that is no op's weight."""
+    program = facts.program
     # an op may hide in a function with a derivative rule of its own
     reached = flow.reach(program, value, ())
     for eqn in program.equations:
         if eqn.origin is not None and not reached.isdisjoint(eqn.ins) and eqn.holds_op():
             yield 'opaque-call', eqn.where, eqn.primitive.name
     for i, _ in readers(program, value):
-        if i not in program.op_set and flow.union(ways, program.equations[i].outs):
+        if i not in program.op_set and flow.union(facts.plain, program.equations[i].outs):
             yield 'not-etp-op', program.equations[i].where, ''
 
 
 # ---- of each parameter, its uses without a trace ----
 
 
-def _uses(graph: ETraceGraph, plain: list[int]) -> Iterator[Diagnostic]:
+def no_relation(facts: Facts) -> Iterator[Diagnostic]:
+    """There are ops to train, and none has a trace."""
+    alive = any(facts.origins[v] & LIVE for op in facts.ops for v in op.trainable.values())
+    if alive and facts.groups and not facts.relations:
+        yield Diagnostic('no-relation', location=facts.ops[0].where)
+
+
+def find_uses(facts: Facts) -> Iterator[Diagnostic]:
     """The uses of each trainable parameter that reach a hidden state without a trace: as a weight
     of an op without a relation, in another equation, as a new state.
     """
-    program = graph.program
-    traced = {rel.op.equation for rel in graph.hidden_param_op_relations}
-    weights = _weights_of(graph.ops)
+    program, plain = facts.program, facts.plain
+    traced = {rel.op.equation for rel in facts.relations}
     for i in program.trainable:
         path, value = program.param_names[i], program.params[i]
-        for op in graph.ops:
+        for op in facts.ops:
             own = any(i in behind for behind in op.parameters.values())
             if own and op.equation not in traced and plain[op.y]:
                 yield Diagnostic('use', path, op.where, (op.equation,))
@@ -460,7 +456,9 @@ def _uses(graph: ETraceGraph, plain: list[int]) -> Iterator[Diagnostic]:
             eqn = program.equations[j]
             if j in program.blocks:
                 continue  # no gradient passes it
-            as_operand = any(u == v and k not in weights.get(j, ()) for k, u in enumerate(eqn.ins))
+            as_operand = any(
+                u == v and k not in facts.weights.get(j, ()) for k, u in enumerate(eqn.ins)
+            )
             if as_operand and flow.union(plain, eqn.outs):
                 yield Diagnostic('use', path, eqn.where, (j,), 'plain')
         for c in program.hidden:
@@ -468,12 +466,10 @@ def _uses(graph: ETraceGraph, plain: list[int]) -> Iterator[Diagnostic]:
                 yield Diagnostic('use', path, reason='state', states=(program.carry_names[c],))
 
 
-def _partial_traces(
-    program: Program, routes: Iterable[Diagnostic], uses: Iterable[Diagnostic]
-) -> Iterator[Diagnostic]:
+def partial_traces(facts: Facts) -> Iterator[Diagnostic]:
     """Each traced parameter that also reaches a hidden state by plain equations, or is one."""
-    for route in routes:
-        own = [use for use in uses if use.path == route.path and use.reason]
+    for route in facts.routes:
+        own = [use for use in facts.uses if use.path == route.path and use.reason]
         if route.kind == 'traced' and own:
             plain = tuple(i for use in own for i in use.equations)
             states = tuple(name for use in own for name in use.states)
@@ -494,13 +490,14 @@ def bent_on_the_way(program: Program) -> list[int]:
     return list(_bent(program, behind, ahead))
 
 
-def _bent_weights(program: Program, ops: Iterable[OpUse]) -> Iterator[Diagnostic]:
+def bent_weights(facts: Facts) -> Iterator[Diagnostic]:
     """The same between a parameter and the weight of an op, where the gradients of several steps
     come back as one.
     """
+    program = facts.program
     params = {program.params[i]: 1 << i for i in program.trainable}
     origins = flow.forward(program, params, flow.gradients(program))
-    weights = (v for op in ops if op.owned for v in op.trainable.values())
+    weights = (v for op in facts.ops if op.owned for v in op.trainable.values())
     ahead = flow.backward(program, dict.fromkeys(weights, 1), flow.gradients(program))
     for i in _bent(program, origins, ahead):
         eqn = program.equations[i]
@@ -525,14 +522,6 @@ def _weights_of(ops: Iterable[OpUse]) -> dict[int, set[int]]:
     return {op.equation: set(op.slots.values()) for op in ops}
 
 
-def plain_ways(program: Program, ops: Iterable[OpUse]) -> list[int]:
-    """For each value, whether it reaches a new hidden state other than as a weight of an op."""
-    new, weights = dict.fromkeys(program.new_states, 1), _weights_of(ops)
-    return flow.backward(
-        program, new, flow.gradients(program), skip=lambda i, k: k in weights.get(i, ())
-    )
-
-
 def direct_parameters(program: Program, ops: Iterable[OpUse]) -> tuple[int, ...]:
     """Trainable parameters that reach a result otherwise than as the weight of an owned op."""
     weights = _weights_of(op for op in ops if op.owned)
@@ -552,3 +541,38 @@ def readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
             else:
                 todo += [u for u in program.results(i, v) if u not in seen]
                 seen.update(program.results(i, v))
+
+
+# ---- the list ----
+
+# Every finder, in the order in which its findings are told.
+FINDERS: tuple[Callable[[Facts], Iterable[Diagnostic]], ...] = (
+    # what the compiler did, and what has no trace between states and ops
+    find_mixing,
+    find_marks,
+    lambda facts: facts.missing,
+    cross_groups,
+    constant_weights,
+    through_unhidden,
+    # of each parameter, where its gradient comes from
+    lambda facts: facts.routes,
+    no_relation,
+    stacked_states,
+    # of each parameter with a trace, what that lacks
+    partial_traces,
+    bent_weights,
+    # what only the report has
+    lambda facts: facts.reads,
+    lambda facts: facts.uses,
+)
+
+
+def find_findings(
+    graph: ETraceGraph,
+    missing: Iterable[Diagnostic],
+    cross: Sequence[tuple[int, int]],
+    cuts: Collection[int],
+) -> tuple[Diagnostic, ...]:
+    """The findings of a graph that has none yet; see :class:`Facts`."""
+    facts = Facts(graph, missing, cross, cuts)
+    return tuple(found for finder in FINDERS for found in finder(facts))

@@ -44,7 +44,7 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         if made_of & turning and not made_of & moving:
             # the loop around the op, or else the one that makes its weights
             around = [r for r in eqn.scope if isinstance(r, Loop)]
-            behind = (j for v in read for j in flow.slice_behind(program, v, ()))
+            behind = flow.slice_behind(program, read)
             made = [loop for j in behind if (loop := program.equations[j].loop)]
             raise MustUnroll((around or made)[-1])
         # a structure is fixed if it is the same at each step, and in each lane of a `vmap`

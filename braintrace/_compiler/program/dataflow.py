@@ -135,13 +135,17 @@ def reach(program: Program, source: int, stop: Collection[int]) -> set[int]:
     return found
 
 
-def slice_behind(program: Program, target: int, stop: Collection[int]) -> list[int]:
-    """The equations that a value depends on without passing those in ``stop``."""
-    found, seen, todo = set(), {target}, [target]
+def slice_behind(
+    program: Program, targets: Iterable[int], passed: Callable[[int], bool] = lambda i: True
+) -> list[int]:
+    """The equations that some values depend on, as far as ``passed(i)`` holds for all of them."""
+    todo = list(targets)
+    found: set[int] = set()
+    seen = set(todo)
     while todo:
         v = todo.pop()
         i = program.producer.get(v)
-        if i is not None and i not in stop:
+        if i is not None and passed(i):
             found.add(i)
             fresh = [u for u in program.operands(i, v) if u not in seen]
             seen.update(fresh)
