@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._compiler import PROPERTIES, ETraceGraph, is_inexact
+from ..._compiler import PROPERTIES, ETraceGraph, abstract, is_inexact
 from ..._executor import Executor
 from ...errors import NotSupportedError
 
@@ -85,7 +85,7 @@ class Linear:
         ]
         findings: list = []
         look = None if seen is None else lambda *at: findings.append(seen(*at))
-        outs = _evaluate(self.jaxpr, [_Pattern(KNOWN, c) for c in consts], values, look)
+        outs = _evaluate(self.jaxpr, consts, values, look)
         if seen is not None:
             return findings
         return [
@@ -94,11 +94,13 @@ class Linear:
         ]
 
 
-def _evaluate(jaxpr, consts: list[_Pattern], args: list[_Pattern], look) -> list[_Pattern]:
-    def known(atom) -> _Pattern:
+def _evaluate(jaxpr, consts: Sequence, args: list[_Pattern], look) -> list[_Pattern]:
+    known = [_Pattern(KNOWN, c) for c in consts]
+
+    def of_literal(atom) -> _Pattern:
         return _Pattern(KNOWN, _jax.literal(atom))
 
-    return _jax.walk(jaxpr, consts, args, lambda eqn, ins: _equation(eqn, ins, look), known)
+    return _jax.walk(jaxpr, known, args, lambda eqn, ins: _equation(eqn, ins, look), of_literal)
 
 
 def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
@@ -132,19 +134,14 @@ def _inside(eqn, ins: list[_Pattern], look) -> list[_Pattern] | None:
     """The results of an equation that has a body."""
     call = _jax.call_body(eqn)
     if call is not None:
-        return _called(call, ins, look)
+        return _evaluate(*call, ins, look)
     scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
     if scan is not None:
         return _scanned(scan, [v.aval for v in eqn.outvars], ins, look)
     if branches is None:
         return None
-    found = [_called(branch, ins[1:], look) for branch in branches]
+    found = [_evaluate(*branch, ins[1:], look) for branch in branches]
     return [_one_of(v.aval, each, sum) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
-
-
-def _called(body: tuple, ins: list[_Pattern], look) -> list[_Pattern]:
-    jaxpr, consts = body
-    return _evaluate(jaxpr, [_Pattern(KNOWN, c) for c in consts], ins, look)
 
 
 def _one_of(aval, values, gather: Callable) -> _Pattern:
@@ -169,7 +166,7 @@ def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Pattern], look) -> li
     turns, rows = range(scan.length), []
     for t in reversed(turns) if scan.reverse else turns:
         at = [v if v.array is None else v._replace(array=v.array[t]) for v in xs]
-        outs = _called((scan.body, scan.consts), [*consts, *carry, *at], look)
+        outs = _evaluate(scan.body, scan.consts, [*consts, *carry, *at], look)
         carry, row = outs[: scan.num_carry], outs[scan.num_carry :]
         rows.append(row)
     rows = rows[::-1] if scan.reverse else rows
@@ -281,24 +278,20 @@ class _LinearPullBack:
     def __init__(self, graph: ETraceGraph):
         self.executor, self.numbers = Executor(graph), Numbers.of(graph)
         self.graph, program = graph, graph.program
-        avals = [[program.avals[v] for v in vs] for vs in (program.params, program.inputs)]
-        leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.leaf_avals]
-        params, inputs = ([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in each] for each in avals)
-        hidden = [program.avals[program.carry[c]] for c in graph.states]
-        hidden = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in hidden]
+        values = program.params, program.inputs, [program.carry[c] for c in graph.states]
+        params, inputs, hidden = ([abstract(program.avals[v]) for v in vs] for vs in values)
+        leaves = list(map(abstract, program.leaf_avals))
+        ends = np.cumsum([len(params), len(leaves), len(inputs)])
         self.keys: list[str] = []
 
         # nothing is cut here: a wide rule follows every path of the step
-        def pull(*leaves):
-            p, rest = leaves[: len(params)], leaves[len(params) :]
-            carry, rest = rest[: self._carry], rest[self._carry :]
-            x, cotangents = rest[: len(inputs)], rest[len(inputs) :]
-            weights = self.executor.op_weights(p)
-            old, y = self.executor.uncut(p, weights, list(carry), x).pull(list(cotangents))
+        def pull(*values):
+            p, carry, x, cotangents = (values[a:b] for a, b in zip((0, *ends), (*ends, None)))
+            uncut = self.executor.uncut(p, self.executor.op_weights(p), list(carry), x)
+            old, y = uncut.pull(list(cotangents))
             self.keys[:] = y
             return [*old, *y.values()]
 
-        self._carry = len(leaves)
         self.linear = Linear(pull, [*params, *leaves, *inputs], hidden)
 
     def found(self) -> Dependence:
