@@ -43,11 +43,25 @@ DEGRADED: list[Row] = []
 KEY = np.array([3, 7], np.uint32)
 
 
+# the reason of a parameter's route, by the kind of the diagnostic that tells of it
+REASONS = {
+    'mixing-tail': 'mixing_tail',
+    'not-etp-op': 'not_etp_op',
+    'input-dependent-weight': 'input_dependent_weight',
+    'unused': 'unused',
+    'lost-relation': 'lost_relation',
+}
+
+
+def routes_of(notes) -> dict[str, str]:
+    return {note.path: REASONS[note.kind] for note in notes if note.kind in REASONS}
+
+
 def degraded(*notes: Note, **options):
-    """Add a cell to the table of degraded models."""
+    """Add a cell to the table of degraded models; ``routes``: where the notes do not tell."""
 
     def register(source):
-        DEGRADED.append(make_row(source, notes=notes, **options))
+        DEGRADED.append(make_row(source, notes=notes, **{'routes': routes_of(notes)} | options))
         return source
 
     return register
@@ -217,7 +231,6 @@ def layer_norm(p, h, x):
     mixing_tail(at='op'),
     no_relation('op'),
     strict=('op', 'here'),
-    routes={'w': 'mixing_tail'},
     fails={'record': 'says "merges positions", not that the backward rule is not linear'},
 )
 def backward_that_is_not_linear(p, h, x):
@@ -228,8 +241,6 @@ def backward_that_is_not_linear(p, h, x):
 
 # -- mixing of the result of an op -----------------------------------------------------------------
 
-TAIL = {'routes': {'w': 'mixing_tail'}}
-
 TAILS = {
     'tail_of_a_cumulative_sum': ('cumsum', lambda x, w: jnp.cumsum(mm(x, w), -1)),
     'tail_of_a_plain_dot': ('dot_general', lambda x, w: mm(x, w) @ R),
@@ -238,7 +249,7 @@ TAILS = {
     'tail_of_a_fourier_transform': ('fft', lambda x, w: jnp.fft.fft(mm(x, w)).real),
 }
 for name, (told, term) in TAILS.items():
-    degraded(merging(told), mixing_tail(), no_relation(), **TAIL, name=name, place=term)(
+    degraded(merging(told), mixing_tail(), no_relation(), name=name, place=term)(
         lambda p, h, x, term=term: 0.8 * h + term(x, p['w'])
     )
 degraded(
@@ -251,7 +262,6 @@ degraded(
         ('carry', 'leaf of the carry (a HiddenState) of its own'),
         'carry',
     ),
-    **TAIL,
     strict=('here', 'op'),
     name='written_at_an_input',
 )(
@@ -280,8 +290,6 @@ degraded(
     history=False,
     name='weight_behind_a_clip',
 )(lambda p, h, x: 0.8 * h + mm(x, clipped(p['w'])))
-LOST = {'routes': {'w': 'lost_relation'}}
-
 degraded(
     lost(
         'feeds several positions of the state [2, 12, 12], each of which reads many others', 'wide'
@@ -289,14 +297,11 @@ degraded(
     no_relation(),
     params={'wide': np.linspace(-0.5, 0.6, 3 * I * N).reshape(I, 3 * N)},
     carry=np.ones((B, 3 * N, 3 * N)),
-    routes={'wide': 'lost_relation'},
     name='result_times_itself',
 )(lambda p, h, x: 0.8 * h + (y := mm(x, p['wide']))[:, :, None] * y[:, None])
 
 
-@degraded(
-    merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'), **TAIL
-)
+@degraded(merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'))
 def tail_of_a_sort_beside_a_traced_op(p, h, x):
     y = mm(x, p['w'])  # here
     h = 0.8 * h + mm(x, p['u']) + jnp.sort(y)  # there
@@ -312,15 +317,13 @@ def tail_of_a_softmax(p, h, x):
 
 # -- weights ---------------------------------------------------------------------------------------
 
-DEPENDENT = {'routes': {'w': 'input_dependent_weight'}}
-
-degraded(dependent(), no_relation(), **DEPENDENT, name='weight_times_an_input')(
+degraded(dependent(), no_relation(), name='weight_times_an_input')(
     lambda p, h, x: 0.8 * h + mm(x, p['w'] * x.sum())
 )
-degraded(dependent(), params='w u', **DEPENDENT, name='weight_times_a_state')(
+degraded(dependent(), params='w u', name='weight_times_a_state')(
     lambda p, h, x: 0.8 * h + mm(x, p['w'] * jnp.tanh(cut(h).mean())) + mm(x, p['u'])
 )
-degraded(dependent(), no_relation(), **DEPENDENT, name='weight_of_each_lane')(
+degraded(dependent(), no_relation(), name='weight_of_each_lane')(
     lambda p, h, x: 0.8 * h + jax.vmap(lambda x: mm(x, x[:, None] * p['w']))(x)
 )
 degraded(
@@ -328,24 +331,19 @@ degraded(
     dependent('w'),
     no_relation(),
     params='w a',
-    routes={'a': 'input_dependent_weight', **DEPENDENT['routes']},
     name='weight_of_two_parameters_and_an_input',
     fails={'record': 'one record for both parameters names the first only'},
 )(lambda p, h, x: 0.8 * h + mm(x, p['w'] * p['a'] * x.sum()))
-degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'}, name='plain_dot_into_a_state')(
+degraded(not_etp_op('u'), params='w u', name='plain_dot_into_a_state')(
     lambda p, h, x: 0.8 * h + mm(x, p['w']) + x @ p['u']
 )
-degraded(not_etp_op('a'), params='w a', routes={'a': 'not_etp_op'}, name='plain_decay')(
+degraded(not_etp_op('a'), params='w a', name='plain_decay')(
     lambda p, h, x: jax.nn.sigmoid(p['a']) * h + mm(x, p['w'])
 )
-degraded(
-    not_etp_op('v'),
-    mixing('dot_general'),
-    params='w v',
-    routes={'v': 'not_etp_op'},
-    name='plain_recurrence',
-)(lambda p, h, x: jnp.tanh(cut(h) @ p['v'] + mm(x, p['w'])))
-degraded(not_etp_op('a'), params='w a', routes={'a': 'not_etp_op'}, name='plain_gain_before_an_op')(
+degraded(not_etp_op('v'), mixing('dot_general'), params='w v', name='plain_recurrence')(
+    lambda p, h, x: jnp.tanh(cut(h) @ p['v'] + mm(x, p['w']))
+)
+degraded(not_etp_op('a'), params='w a', name='plain_gain_before_an_op')(
     lambda p, h, x: 0.8 * h + mm(p['a'][:I] * x, p['w'])
 )
 degraded(
@@ -360,16 +358,12 @@ degraded(
     routes={'u': 'opaque_call:custom_jvp_call'},
     name='op_in_a_custom_jvp',
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
-degraded(
-    warning('unused', 'a', None),
-    params='w a',
-    routes={'a': 'unused'},
-    strict=(),
-    name='unused_parameter',
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']))
+degraded(warning('unused', 'a', None), params='w a', strict=(), name='unused_parameter')(
+    lambda p, h, x: 0.8 * h + mm(x, p['w'])
+)
 
 
-@degraded(dependent(), no_relation(), carry={'h': H, 'key': KEY}, **DEPENDENT)
+@degraded(dependent(), no_relation(), carry={'h': H, 'key': KEY})
 def weight_under_dropout(p, c, x):
     key, now = jax.random.split(jax.random.wrap_key_data(c['key']))
     h = 0.8 * c['h'] + mm(x, p['w'] * jax.random.bernoulli(now, 0.5, (I, N)))  # here
@@ -381,7 +375,6 @@ def weight_under_dropout(p, c, x):
     merging('cumsum', at='tail'),
     params='w u',
     strict=('here', 'tail'),
-    **DEPENDENT,
     fails={'record': 'none of the weight, whose route says input_dependent_weight'},
 )
 def weight_times_an_input_with_a_mixing_tail(p, h, x):
@@ -411,7 +404,7 @@ def reset_gate_of_a_function_of_its_weight(p, h, x):
     return h, h
 
 
-@degraded(not_etp_op('u'), params='w u v', routes={'u': 'not_etp_op'})
+@degraded(not_etp_op('u'), params='w u v')
 def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
     u = 2 * p['u']  # here
     h = 0.8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
@@ -425,7 +418,7 @@ def traced_weight_used_before_another_op(p, h, x):
     return h, h
 
 
-@degraded(dependent(), history=False)
+@degraded(dependent(), history=False, routes={})
 def traced_weight_used_once_more_times_an_input(p, h, x):
     h = 0.8 * h + mm(x, p['w'])
     h = h + mm(x, p['w'] * x.sum())  # here
@@ -448,27 +441,21 @@ def traced_weight_used_plainly(p, h, x):
     return h, h
 
 
-@degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'})
+@degraded(not_etp_op('u'), params='w u')
 def plain_use_behind_a_plain_readout(p, h, x):
     o = x @ p['u']
     h = 0.8 * h + mm(x, p['w']) + jnp.tanh(x @ p['u'])  # here
     return h + o, h
 
 
-@degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'})
+@degraded(not_etp_op('u'), params='w u')
 def plain_use_behind_an_op_of_a_readout(p, h, x):
     o = mm(x, p['u'])
     h = 0.8 * h + mm(x, p['w']) + x @ p['u']  # here
     return h + o, h
 
 
-@degraded(
-    merging('cumsum', at='tail'),
-    mixing_tail('u'),
-    params='w u',
-    routes={'u': 'mixing_tail'},
-    strict=('here', 'tail'),
-)
+@degraded(merging('cumsum', at='tail'), mixing_tail('u'), params='w u', strict=('here', 'tail'))
 def mixing_tail_behind_an_op_of_a_readout(p, h, x):
     o = mm(x, p['u'])
     y = mm(2 * x, p['u'])  # here

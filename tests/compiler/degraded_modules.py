@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import braintrace
 from braintrace import Policy
-from tests.compiler.degraded import dependent, fixed, mixing, no_relation, not_etp_op
+from tests.compiler.degraded import dependent, fixed, mixing, no_relation, not_etp_op, routes_of
 from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, I, N, Note, Row
 
 MODULES: list[Row] = []
@@ -15,7 +15,8 @@ def module(*notes: Note, **options):
     """Add a module to the table; ``error`` and ``words`` where it is refused."""
 
     def register(cls):
-        MODULES.append(Row(cls.__name__, cls, {}, cls, notes=notes, **options))
+        routes = {'routes': routes_of(notes)}
+        MODULES.append(Row(cls.__name__, cls, {}, cls, notes=notes, **routes | options))
         return cls
 
     return register
@@ -41,7 +42,6 @@ class Leaky(brainstate.nn.Module):
     mixing('reduce_sum, spread by'),
     not_etp_op('part/weight/scale'),
     not_etp_op('part/weight/bias'),
-    routes={f'part/weight/{name}': 'not_etp_op' for name in ('scale', 'bias')},
 )
 class LayerNorm(Leaky):
     def make_part(self):
@@ -72,7 +72,7 @@ class DelayLine(Leaky):
         return self.h.value
 
 
-@module(dependent(), no_relation(), routes={'w': 'input_dependent_weight'})
+@module(dependent(), no_relation())
 class WeightDropout(Leaky):
     def update(self, x):
         kept = brainstate.random.bernoulli(0.5, (I, N))

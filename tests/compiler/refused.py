@@ -285,15 +285,6 @@ def op_in_while_behind_the_state(p, h, x):
 
 
 @op_in_while()
-def op_in_while_in_scan(p, h, x):
-    def body(h, _):
-        return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h), None  # here
-
-    h, _ = lax.scan(body, h, None, length=2)
-    return h, h
-
-
-@op_in_while()
 def op_in_while_in_cond_in_jit_in_checkpoint(p, h, x):
     def body(h):
         return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)  # here

@@ -150,15 +150,16 @@ def gradients(cell, rule, params=W, steps=T, **policy):
     return run(params, learner.init(params, H, X[0]), X[:steps], X[:steps])[0]
 
 
+def clean(p, h, x):
+    h = 0.9 * h + mm(x, p['w'])
+    return h, h
+
+
 def test_a_while_loop_in_a_branch_that_is_not_taken_does_not_run():
     def cell(p, h, x):
         h = 0.9 * h + mm(x, p['w'])
         endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)  # noqa: E731
         h = jax.lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
-        return h, h
-
-    def clean(p, h, x):
-        h = 0.9 * h + mm(x, p['w'])
         return h, h
 
     np.testing.assert_allclose(
@@ -176,10 +177,6 @@ def test_what_is_no_number_in_a_branch_that_is_not_taken_reaches_no_gradient(rul
     def cell(p, h, x):
         good = lambda h: 0.9 * h + mm(x, p['w'])
         h = jax.lax.cond(x.sum() > 1e9, lambda h: bad(h, p, x), good, h)
-        return h, h
-
-    def clean(p, h, x):
-        h = 0.9 * h + mm(x, p['w'])
         return h, h
 
     got = gradients(cell, rule, {**W, 'B': -jnp.ones((N, 2)), 'A': jnp.ones((2, N))})
