@@ -24,19 +24,19 @@ Pair = tuple[Axis, Axis]
 LANES: Axis = ('lanes', 0)
 
 
-class _Sets:
-    """Disjoint sets of axes; ``leader`` leads from an axis towards the axis that names its set."""
+class Sets:
+    """Disjoint sets; ``leader`` leads from a member towards the member that names its set."""
 
     def __init__(self) -> None:
-        self.leader: dict[Axis, Axis] = {}
+        self.leader: dict = {}
 
-    def find(self, axis: Axis) -> Axis:
-        while (up := self.leader.get(axis, axis)) != axis:
-            self.leader[axis] = self.leader.get(up, up)
-            axis = up
-        return axis
+    def find(self, member):
+        while (up := self.leader.get(member, member)) != member:
+            self.leader[member] = self.leader.get(up, up)
+            member = up
+        return member
 
-    def join(self, pairs: Iterable[Pair]) -> None:
+    def join(self, pairs: Iterable[tuple]) -> None:
         for a, b in pairs:
             self.leader[self.find(a)] = self.find(b)
 
@@ -53,7 +53,7 @@ def carried_lanes(
     """Positions in the carry of the leaves whose axis 0 is the batch, ``lanes`` samples wide."""
     if lanes is None:
         return frozenset()
-    sets = _Sets()
+    sets = Sets()
     moving = flow.forward(program, dict.fromkeys((*program.carry, *program.inputs), 1))
 
     def value(v: int) -> Value:

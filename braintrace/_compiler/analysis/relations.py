@@ -13,6 +13,7 @@ from ..program.program import Program
 from ..program.tracing import is_holomorphic
 from ..stacked_states import split_in_parts
 from .fan_out import fanned_out, placed_at
+from .lanes import Sets
 from .pairs import DPass
 from .sweeps import MERGES_RESULT, Sweep
 
@@ -82,19 +83,12 @@ def _forget(sweeps: list[Sweep | None], cuts: list[int]) -> None:
 
 def _groups(sweeps: list[Sweep]) -> list[tuple[int, ...]]:
     """States that read each other position by position, directly or by others."""
-    leader = list(range(len(sweeps)))
-
-    def find(s: int) -> int:
-        while leader[s] != s:
-            s = leader[s]
-        return s
-
+    sets, groups = Sets(), {}
     for s, sweep in enumerate(sweeps):
-        for r, labels in sweep.old.items():
-            if sweep.couples(r, labels):
-                leader[max(find(s), find(r))] = min(find(s), find(r))
-    heads = sorted({find(s) for s in leader})
-    return [tuple(s for s in range(len(leader)) if find(s) == h) for h in heads]
+        sets.join((s, r) for r, labels in sweep.old.items() if sweep.couples(r, labels))
+    for s in range(len(sweeps)):
+        groups.setdefault(sets.find(s), []).append(s)
+    return [tuple(states) for states in groups.values()]
 
 
 # complex states -----------------------------------------------------------------------------------
