@@ -403,7 +403,7 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
             continue
         scan = _jax.scan_parts(eqn.origin)
         # a `while` that a branch holds must not run if the branch is not taken
-        opens = eqn.conditional and _holds_while(eqn.params)
+        opens = eqn.conditional and _jax.holds_call(eqn, {'while'})
         opens = opens and (_jax.cond_branches(eqn.origin) or scan) is not None
         inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
         if to & STATE and inside or opens:
@@ -415,14 +415,6 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
             if decision := 'unroll' if short else does.decision:
                 found[eqn.origin] = decision
     return found
-
-
-def _holds_while(params: dict) -> bool:
-    return any(
-        _jax.while_parts(e) is not None or _holds_while(e.params)
-        for j in _jax.sub_jaxprs(params)
-        for e in _jax.closed_jaxpr(j)[0].eqns
-    )
 
 
 def _refuse(eqn: Equation, what: str) -> None:
