@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from braintrace._compiler import equations as lb
+from braintrace._compiler.analysis.pairs import DPass, WayBack
 from braintrace._compiler.equations import backward
 from braintrace._compiler.policy import Policy
 from braintrace._compiler.program.flatten import Lowering, flatten
@@ -107,6 +108,7 @@ def followed(fn, x):
 
 SPREADING = {'softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted', 'broadcast', 'tile', 'stack'}
 MERGING = {'max', 'sum', 'gather'}  # which may be followed or called mixing
+COMBINING = {'softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted'}
 
 
 @pytest.mark.tier(quick=5, one_in=2)
@@ -120,6 +122,22 @@ def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
         reached, told = set(np.nonzero(jacobian[:, element])[0]), {label} - {lb.NONE}
         assert label == lb.MANY or reached <= told, (element, label, reached)
     assert name in MERGING or (labels == lb.MANY).any() == (name in SPREADING)
+
+
+@pytest.mark.tier(quick=5, one_in=2)
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_the_pairs_on_the_way_back_are_the_elements_that_a_result_depends_on(name):
+    fn = FUNCTIONS[name]
+    step = trace_step(lambda p, c: (fn(c), c), {}, X, ())
+    program = flatten(step, Lowering(Policy()), lambda *_: True, lambda *_: True)
+    d_pass = DPass(program)
+    way = WayBack(d_pass, program.outputs[0], d_pass.depends[program.carry[0]])
+    pairs = way.found.get(program.carry[0], np.arange(0))
+    told = {divmod(pair, way.size) for pair in pairs.tolist()}
+    jacobian = np.asarray(jax.jacrev(fn)(jnp.asarray(X))).reshape(-1, X.size)
+    missing = {(e, r) for r, e in np.argwhere(jacobian).tolist()} - told
+    assert all(way.lost[result] for _, result in missing)
+    assert bool(missing) == (name in COMBINING)
 
 
 def test_a_backward_that_is_not_linear_in_its_cotangent_is_mixing():
