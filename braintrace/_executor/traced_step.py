@@ -166,11 +166,11 @@ class Blocks:
         x = jnp.asarray(_value(v, self._constant))
         return jnp.broadcast_to(x, (length, *x.shape))
 
-    def opened(self, row: Sequence, targets: Sequence) -> list:
-        """The targets of one step, made of its row."""
+    def opened(self, targets, row: Sequence):
+        """A tree of values of one step, made of its row."""
         env = self.values(zip(self.parts.rows, row, strict=True))
-        _jax.evaluate_into(env, self.parts.needed(targets, env.maps[0]))
-        return [_value(v, env) for v in targets]
+        _jax.evaluate_into(env, self.parts.needed(jax.tree.leaves(targets), env.maps[0]))
+        return jax.tree.map(lambda v: _value(v, env), targets)
 
     def once(self, v):
         """A value that repeats a constant, with axes of size 1 where it does; else ``VARIES``."""
@@ -380,27 +380,20 @@ class TracedStep:
         numbers = len(jax.tree.leaves(constant)), len(jax.tree.leaves(state))
         jaxpr, consts, shapes = _jax.opened(step, (constant, state, at))
         jaxpr, self._consts = rewritten(jaxpr, consts, numbers, differentiable)
-        self._trees: list[Any] = list(map(jax.tree.structure, shapes))
-        results = iter(jaxpr.outvars)
-        _, terms, self._shown, self._opened = (
-            list(itertools.islice(results, t.num_leaves)) for t in self._trees
-        )
-        self._term_avals = [v.aval for v in terms]
-        flow = Dataflow(jaxpr, numbers)
-        self._sums = [terms_of(v, flow) for v in terms]
+        # the variables of the results, in trees as the step returns them
+        results = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
+        state, terms, self._shown, self._opened = results
+        self._of_state, self._of_terms = map(jax.tree.structure, (state, terms))
+        flow, self._terms = Dataflow(jaxpr, numbers), jax.tree.leaves(terms)
+        self._sums = [terms_of(v, flow) for v in self._terms]
         summed = [v for term in self._sums for part in term for v in part.operands]
-        self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened)
+        shown, opened = map(jax.tree.leaves, (self._shown, self._opened))
+        self.parts = Partition(jaxpr, numbers, shown, summed, opened)
 
     @property
     def row_bytes(self) -> int:
         """Bytes that are stored for each step, beside its inputs."""
         return sum(nbytes(v) for v in self.parts.rows if v not in self.parts.inputs)
-
-    def zeros(self):
-        """Terms before the first step."""
-        return jax.tree.unflatten(
-            self._trees[1], [jnp.zeros(a.shape, a.dtype) for a in self._term_avals]
-        )
 
     def loop(self, constant, state, xs, length: int, counts: jax.Array | None = None):
         """``(state, sums of terms, shown, opened)`` after some steps; ``xs`` and ``shown`` have
@@ -411,18 +404,15 @@ class TracedStep:
         """
         state, at = jax.tree.leaves(state), jax.tree.leaves(xs)
         blocks = Blocks(self.parts, self._consts, jax.tree.leaves(constant), state, self.auto)
-        zeros = jax.tree.leaves(self.zeros())
+        zeros = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self._terms]
         state, terms, rows = blocks.run(state, at, length, counts, self._sums, zeros)
-        shown = [blocks.each(v, rows, length) for v in self._shown]
-        steps = Steps(
-            [rows[v] for v in self.parts.rows],
-            lambda row: jax.tree.unflatten(self._trees[3], blocks.opened(row, self._opened)),
-            jax.tree.unflatten(self._trees[3], [blocks.once(v) for v in self._opened]),
-        )
-        of_state, of_terms, of_shown, _ = self._trees
         return (
-            jax.tree.unflatten(of_state, state),
-            jax.tree.unflatten(of_terms, terms),
-            jax.tree.unflatten(of_shown, shown),
-            steps,
+            jax.tree.unflatten(self._of_state, state),
+            jax.tree.unflatten(self._of_terms, terms),
+            jax.tree.map(lambda v: blocks.each(v, rows, length), self._shown),
+            Steps(
+                [rows[v] for v in self.parts.rows],
+                partial(blocks.opened, self._opened),
+                jax.tree.map(blocks.once, self._opened),
+            ),
         )
