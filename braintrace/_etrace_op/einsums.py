@@ -86,17 +86,19 @@ def _spread(array, letters: str, target: str):
     return jnp.expand_dims(array, [lead + i for i, a in enumerate(target) if a not in letters])
 
 
-def _instant(x, hidden_dim, weights, *, equation: str, has_bias: bool = False, **product):
-    """``hidden_dim`` times the derivative by each weight, with the axes of y along which the weight
-    is used again and those of the weight.
+def _derivative(
+    apart: bool, x, hidden_dim, weights, *, equation: str, has_bias: bool = False, **product
+):
+    """``hidden_dim`` times the derivative by each weight, with the weight's axes; ``apart``, also
+    with the axes of y along which the weight is used again.
     """
     e = letters_of(equation)
-    b = e.batch_of(x)
+    b, target = e.batch_of(x), e.entry if apart else {'weight': e.weight, 'bias': e.bias}
     # along an axis that the weight alone has, each entry gets the same number
     ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
     terms = f'{b}{e.x},{b}{e.y},{e.summed}'
-    found = {'weight': jnp.einsum(f'{terms}->{e.entry["weight"]}', x, hidden_dim, ones)}
-    found |= {'bias': jnp.einsum(f'{b}{e.y}->{e.entry["bias"]}', hidden_dim)} if has_bias else {}
+    found = {'weight': jnp.einsum(f'{terms}->{target["weight"]}', x, hidden_dim, ones)}
+    found |= {'bias': jnp.einsum(f'{b}{e.y}->{target["bias"]}', hidden_dim)} if has_bias else {}
     return {name: value.astype(weights[name].dtype) for name, value in found.items()}
 
 
@@ -146,8 +148,9 @@ def register_forms(
                 f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
                 _impl,
                 yw_to_w=_yw_to_w,
+                xy_to_dw=functools.partial(_derivative, False),
                 init_drtrl=_init_drtrl,
-                instant_drtrl=_instant if shared else None,
+                instant_drtrl=functools.partial(_derivative, True) if shared else None,
                 solve_drtrl=_solve if shared else None,
                 trainable_invars_fn=bias_at(2, weight=1),
                 batched=batched,
