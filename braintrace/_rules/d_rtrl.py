@@ -228,6 +228,7 @@ def _past(
     with the flags of its lanes, the signal there, and of pending steps x and the signal at y.
     """
     trace, steps = _apart(carried)
+    # what single steps left beside the trace is pending like the steps of an earlier window
     if steps is not None:
         pending = steps.pending(graph, t)
     if pending is None:
@@ -255,6 +256,7 @@ def _with_history(
         of_op = groups.get(pair.relation.key, 0)
         return signal, pair.of(trace), pair.flags(alive), of_op
 
+    # An op with a reader of its own chooses by platform; all others are read behind one branch.
     apart, together = _parted(graph, lambda primitive: primitive.trace_reader)
     if together:
         like = {pair.relation.key: weights[pair.relation.key] for pair in together}

@@ -158,6 +158,8 @@ class OpTrace:
             return OpTrace(outside_loops(op), self.coords, self.weights).accumulate(xs, pushes)
         if op.x is None:
             return self.instant(None, jax.tree.map(lambda a: a.sum(0), pushes))
+        # in the parameter's layout the reverse rule sums over time; the axes that a trace keeps
+        # apart are mapped
         if root.optional_rule('instant_drtrl') is None:
             contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
             rule = self._lane_by_lane(contract, 1)
@@ -237,6 +239,7 @@ class OpTrace:
 
         if groups:
             return by_group(groups, of_lanes, 0, signal, self._numbers(entry, alive))
+        # a processor reads each number once where it sums few lanes at a time
         if self._is_by_sample and some.ndim and some.shape[0]:
             return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
         return all_at_once()
@@ -337,6 +340,8 @@ class OpTrace:
             if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
                 return self._by_kernel(entry, alive, changes[0])
 
+        # what decides: the number of rows, whether states can be written one by one, how many old
+        # states make a new one
         few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
         terms = max(sum(x is not None for x in row) for row in changes[0].p)
 

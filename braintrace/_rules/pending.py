@@ -137,6 +137,7 @@ class Pending(NamedTuple):
     def joined_to(self, graph: ETraceGraph, later: Pending) -> Pending:
         """These steps and later ones; few rows become one change."""
         *older, newest = *self.segments, *later.segments
+        # from the newest back, each change keeps the states that the one after it reads
         after, body = newest, []
         for segment in reversed(older):
             after = segment.read_by(graph, after)
