@@ -78,7 +78,7 @@ class PublicLearner(ETraceLearner):
     """What scripts of the public package call and read beside the methods of every learner."""
 
     vjp_method = 'single-step'
-    modulated: bool  # by a third factor, which meets the trace of its own step
+    _modulated: bool  # by a third factor, which meets the trace of its own step
 
     def __call__(self, *inputs):
         """One step of the model, or a loop of them for :class:`MultiStepData`."""
@@ -185,7 +185,7 @@ class PublicLearner(ETraceLearner):
         return found.losses, *aux, found.opt_state
 
     def _check_inside(self, options: dict) -> None:
-        if self.modulated and options.get('inside') == 'exact':
+        if self._modulated and options.get('inside') == 'exact':
             raise OptionError(
                 f"inside is 'exact' for {type(self).__name__}, whose modulator meets the trace of "
                 "its own step; an exact window has none inside. Give inside='trace', or another "
@@ -240,7 +240,7 @@ def _public(*order: str, method: str = METHODS[0], modulated: bool = False) -> A
             # one for each function, as a new one compiles anew; they go with the learner
             self._of_windows = functools.lru_cache(maxsize=16)(_of_windows)
 
-        body: dict[str, Any] = {'__init__': __init__, 'modulated': modulated}
+        body: dict[str, Any] = {'__init__': __init__, '_modulated': modulated}
         body |= {'__doc__': cls.__doc__, '__module__': __name__}
         found = type(cls.__name__, (PublicLearner, cls), body)
         arguments = [*own.parameters.values(), rest]
