@@ -80,6 +80,7 @@ CALLS = {
 }
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('call', CALLS)
 def test_what_forgets_nothing_is_d_rtrl(call):
     assert_close(*(gradient(rule, **CALLS[call]).grads for rule in (LastSteps(), rules.d_rtrl())))

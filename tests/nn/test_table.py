@@ -24,7 +24,7 @@ PAIRS = [
 cases = pytest.mark.parametrize('row, batch_size', PAIRS)
 
 
-@pytest.mark.tier(quick=6)
+@pytest.mark.tier(quick=6, one_in=2)
 @cases
 def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
@@ -38,7 +38,7 @@ def test_steps_follow_the_formula(row, batch_size):
             assert_close(values(module, brainstate.HiddenState), states)
 
 
-@pytest.mark.tier(quick=4)
+@pytest.mark.tier(quick=4, one_in=2)
 @cases
 def test_online_gradients_are_those_of_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
