@@ -34,7 +34,7 @@ def check(name, rule, window=3, unroll=None):
     return case, grads, state, losses
 
 
-@pytest.mark.tier(quick=2, one_in=9)
+@pytest.mark.tier(quick=2, one_in=6)
 @pytest.mark.drawn
 @both_rules
 @pytest.mark.parametrize('name', core_first(OTHERS))

@@ -51,7 +51,7 @@ def table(arguments, *tables):
     return pytest.mark.parametrize(arguments, [row(*r) for r in rows])
 
 
-@pytest.mark.tier(quick=8, one_in=9)
+@pytest.mark.tier(quick=8, one_in=6)
 @table(
     'name, rule, window',
     product(models.MODELS, ['d_rtrl', 'es_d_rtrl'], 3),
@@ -71,7 +71,7 @@ def test_a_window_gives_the_gradient_of_the_formula(name, rule, window):
     assert_drawn_close(got, oracles.total(formula(name, rule)))
 
 
-@pytest.mark.tier(quick=8, one_in=9)
+@pytest.mark.tier(quick=8, one_in=6)
 @table(
     'name, rule',
     product(models.MODELS, ['d_rtrl', 'es_d_rtrl']),
@@ -89,7 +89,7 @@ def test_each_step_gives_the_gradient_of_the_formula(name, rule):
         assert_close((output, loss), (outputs[t], losses[t]))
 
 
-@pytest.mark.tier(quick=3, one_in=5)
+@pytest.mark.tier(quick=3, one_in=3)
 @table(
     'name, rule, window',
     ragged(FEW, 'd_rtrl', 1, None),
@@ -103,7 +103,7 @@ def test_a_mask_weighs_the_losses_and_nothing_else(name, rule, window):
     assert_drawn_close((losses, dict(state.carry)), forward(name)[1:])
 
 
-@pytest.mark.tier(quick=3, one_in=6)
+@pytest.mark.tier(quick=3, one_in=4)
 @table(
     'name, rule, window',
     ragged(MORE, 'd_rtrl', None, 1),
