@@ -72,7 +72,10 @@ class Progress:
         args = (done,) if shown is None else (done, shown[0], mask)
         if self.every is not None and shown is not None:
             args = *args, shown[1]
-        tell = lambda: io_callback(self.tell, jax.ShapeDtypeStruct((), jnp.int32), *args)  # noqa: E731
+
+        def tell():
+            return io_callback(self.tell, jax.ShapeDtypeStruct((), jnp.int32), *args)
+
         if self.function is not None:
             return due if shown is None else tell()
         return jax.lax.cond((done >= due) | (done == self.length), tell, lambda: due)
