@@ -14,6 +14,8 @@ from pathlib import Path
 
 import jax
 
+import braintrace
+
 __all__ = ['measure', 'options', 'versions']
 
 
@@ -51,8 +53,7 @@ def measure(given: argparse.Namespace, rows: dict, line: Callable[[dict], str]) 
 
 
 def versions() -> dict:
-    names = ('jax', 'brainstate', 'optax', 'braintrace')
     device = f'{jax.devices()[0].device_kind}, {platform.machine()}'
-    return {'python': platform.python_version(), 'device': device} | {
-        name: importlib.metadata.version(name) for name in names
-    }
+    found = {name: importlib.metadata.version(name) for name in ('jax', 'brainstate', 'optax')}
+    found |= {'braintrace': braintrace.__version__}
+    return {'python': platform.python_version(), 'device': device} | found

@@ -9,17 +9,21 @@ import jax
 import numpy as np
 import pytest
 
+import braintrace
 from braintrace import rules, tasks
 from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = 'nets tables pages methods learning rules rules_page results results_page causes acting'
+MODULES = (
+    *('nets', 'tables', 'pages', 'methods', 'learning', 'records', 'rules', 'rules_page'),
+    *('results', 'results_page', 'causes', 'acting'),
+)
 
 
 @pytest.fixture(scope='module')
 def board():
     """The modules of benchmarks/, which import one another by their plain names."""
-    with modules(*MODULES.split()) as found:
+    with modules(*MODULES) as found:
         yield found
 
 
@@ -63,6 +67,29 @@ def test_cut_reverse_mode_stops_at_its_borders(board):
     # states 1, 1.5, 1.75, 1.875; derivatives 0, 1, 2, 2.75, and behind a border 1.5, 2.5
     assert whole * 4 == pytest.approx(0 + 1 + 2 + 2.75)
     assert halves * 4 == pytest.approx(0 + 1 + 1.5 + 2.5)
+
+
+def test_a_run_that_was_cut_off_goes_on_and_says_what_it_ran_on(board, tmp_path):
+    done, path = [], tmp_path / 'kept.json'
+
+    def measured(name):
+        done.append(name)
+        if name == 'second' and done.count(name) == 1:
+            raise KeyboardInterrupt
+        return {'task': 'adding', 'net': 'GRU', 'row': name}
+
+    rows = {('adding', 'GRU', n): (lambda n=n: measured(n)) for n in ('first', 'second', 'third')}
+    given = types.SimpleNamespace(quick=False, again=False, only=('*',), output=path)
+    with pytest.raises(KeyboardInterrupt):
+        board.records.measure(given, rows, str)
+    board.records.measure(given, rows, str)
+    found = json.loads(path.read_text(encoding='utf-8'))
+    assert done == ['first', 'second', 'second', 'third']
+    assert [record['row'] for record in found['records']] == ['first', 'second', 'third']
+    assert found['versions']['braintrace'] == braintrace.__version__
+    given.only, given.again = ('*third',), True
+    board.records.measure(given, rows, str)
+    assert done[4:] == ['third']
 
 
 def row(name, scores, **more):
