@@ -25,12 +25,6 @@ def equations(fn, *args):
     return jaxpr.eqns
 
 
-def test_trace_splits_constants_from_the_jaxpr():
-    captured = jnp.arange(4.0) * 2
-    jaxpr, consts = _jax.trace(lambda x: x + captured, X)
-    assert len(jaxpr.constvars) == len(consts) and len(jaxpr.invars) == 1
-
-
 def test_tracing_does_not_see_an_outer_transformation():
     shapes = []
 
@@ -121,54 +115,6 @@ def test_places_skip_every_file_of_the_package_but_the_cells():
     }
     assert {name.split('/')[0] for name in shown} == {'nn'}
     assert 'nn/_cells.py' in shown and 'nn/_linear.py' not in shown
-
-
-@pytest.mark.parametrize(
-    'fn, name, params',
-    [
-        (lambda x: x[1:, ::2], 'slice', {'start_indices', 'limit_indices', 'strides'}),
-        (lambda x: x.T, 'transpose', {'permutation'}),
-        (lambda x: x[::-1], 'rev', {'dimensions'}),
-        (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}),
-        (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
-        (lambda x: jax.lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
-        (
-            lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
-            'broadcast_in_dim',
-            {'shape', 'broadcast_dimensions'},
-        ),
-        (lambda x: jnp.concatenate([x, x]), 'concatenate', {'dimension'}),
-        (lambda x: jnp.split(x, 2, 1)[0], 'split', {'sizes', 'axis'}),
-    ],
-)
-def test_data_movement_has_the_parameters_that_labels_read(fn, name, params):
-    eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
-    assert params <= set(eqn.params)
-
-
-@pytest.mark.parametrize(
-    'fn, name',
-    [
-        (lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
-        (lambda x: jax.lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
-        (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'),
-        (jax.checkpoint(jnp.sin), 'remat2'),
-    ],
-)
-def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
-    eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
-    inner = [
-        e.primitive.name for j in _jax.sub_jaxprs(eqn.params) for e in _jax.closed_jaxpr(j)[0].eqns
-    ]
-    assert 'sin' in inner
-
-
-def test_stop_gradient_and_select_are_primitives():
-    names = {
-        e.primitive.name
-        for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
-    }
-    assert {'stop_gradient', 'select_n'} <= names
 
 
 def the(name, fn, *args):
@@ -306,15 +252,6 @@ def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
 
-def test_a_cond_lists_its_false_branch_first():
-    eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
-    assert eqn.invars[0].aval.dtype == jnp.int32
-    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)] == [
-        ['cos'],
-        ['sin'],
-    ]
-
-
 def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
     policy = jax.checkpoint_policies.dots_saveable
     eqn = the(
@@ -392,21 +329,6 @@ def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
     assert read <= set(eqns['all_gather_invariant'].params)
 
 
-def test_collectives_have_the_parameters_that_are_read():
-    def body(x):
-        scattered = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
-        return jax.lax.ppermute(scattered + jax.lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
-
-    eqns = {e.primitive.name: e.params for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
-    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(
-        eqns['reduce_scatter']
-    )
-    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(
-        eqns['all_gather']
-    )
-    assert {'axis_name', 'perm'} <= set(eqns['ppermute'])
-
-
 def plainly(body, consts, args):
     """The body of a ``shard_map`` without its types."""
 
@@ -420,22 +342,6 @@ def plainly(body, consts, args):
 
 
 PARTS = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))[0]
-
-
-def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
-    def body(x):
-        scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
-        return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
-
-    parts, _ = inside_a_shard_map(body, jnp.ones((8, 3)))
-    jaxpr, _ = _jax.trace(lambda x: plainly(parts.body, [], [x]), jnp.ones((2, 3)))
-    assert {e.primitive.name for e in jaxpr.eqns} >= {'scan', 'remat2', 'broadcast_in_dim'}
-    for eqn in [
-        *jaxpr.eqns,
-        *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns),
-    ]:
-        assert eqn.ctx.cur_abstract_mesh.empty
-        assert all(v.aval.sharding.mesh.empty and not v.aval.mat.varying for v in eqn.outvars)
 
 
 @pytest.mark.parametrize('kind', ['jvp', 'vjp'])
@@ -485,45 +391,6 @@ def test_a_value_names_the_axes_that_it_is_mapped_along():
     assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
 
 
-def test_new_equations_can_name_the_place_of_an_old_one():
-    (old,) = equations(jnp.sin, X)
-
-    def elsewhere(x):
-        with _jax.at_location(old.source_info):
-            return jnp.cos(x)
-
-    (new,) = equations(elsewhere, X)
-    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(
-        old.source_info
-    )
-
-
-def test_functions_with_their_own_derivative_are_custom_calls():
-    own_vjp = jax.custom_vjp(lambda x: x * 2)
-    own_vjp.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
-    own_jvp = jax.custom_jvp(lambda x: x * 2)
-    own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
-    for fn in (own_jvp, own_vjp):
-        (eqn,) = equations(fn, X)
-        assert eqn.primitive.name in _jax.CUSTOM_CALLS
-        body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
-        assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
-    assert equations(jnp.sin, X)[0].primitive.name not in _jax.CUSTOM_CALLS
-
-
-def test_other_equations_have_no_parts():
-    (eqn,) = equations(jnp.sin, X)
-    accessors = (
-        _jax.scan_parts,
-        _jax.while_parts,
-        _jax.cond_branches,
-        _jax.recomputed,
-        _jax.call_body,
-        _jax.shard_map_parts,
-    )
-    assert [accessor(eqn) for accessor in accessors] == [None] * 6
-
-
 def test_varying_names_the_shards_along_which_a_value_differs():
     seen = []
 
@@ -564,23 +431,6 @@ def test_a_lowering_rule_knows_whether_devices_share_the_program(manual):
     half = jax.sharding.AbstractMesh((2, 2), ('i', 'j'), axis_types=auto * 2)
     partly = _shardings.SPMDAxisContext(half, frozenset({'i'}))
     assert not is_alone(shared) and not is_alone(partly)
-
-
-def test_opened_has_no_calls_and_with_results_other_outputs():
-    w = jnp.arange(6.0).reshape(2, 3)
-
-    def fn(x):
-        return [jax.jit(lambda x: jax.jit(jnp.sin)(x @ w) + 1)(x)]
-
-    x = jnp.ones((4, 2))
-    jaxpr, consts, shapes = _jax.opened(fn, [x])
-    assert shapes[0].shape == (4, 3)
-    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ['dot_general', 'sin', 'add']
-    np.testing.assert_allclose(_jax.evaluate(jaxpr, consts, [x])[0], fn(x)[0])
-    (product,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')
-    inner = _jax.with_results(jaxpr, [product, jaxpr.invars[0], product])
-    for got, want in zip(_jax.evaluate(inner, consts, [x]), (x @ w, x, x @ w), strict=True):
-        np.testing.assert_allclose(got, want)
 
 
 # -- a choice by platform --------------------------------------------------------------------------
