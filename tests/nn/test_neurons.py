@@ -8,10 +8,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import nn
-from braintrace.errors import (
-    EtpUnitError,
-    OptionError,
-)
+from braintrace.errors import EtpUnitError, OptionError
 
 NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'GIF': nn.GIF}
 neurons = pytest.mark.parametrize('name', NEURONS)
@@ -64,20 +61,6 @@ def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
     with brainstate.environ.context(dt=0.5 * u.ms):
         spikes = run(units, jnp.full(1, 2.0), 2 * steps + 3)[:, 0]
     np.testing.assert_array_equal(np.flatnonzero(spikes), [0, steps + 1, 2 * steps + 2])
-
-
-def test_units_survive_a_step():
-    units = nn.GIF(
-        2, 5 * u.ms, R=10 * u.Mohm, V_th_inf=20 * u.mV, V_th_reset=10 * u.mV, V_rest=0 * u.mV,
-        V_reset=-5 * u.mV,
-        a=0.1 / u.ms, b=0.1 / u.ms, k1=0.2 / u.ms, k2=20 * u.hertz, A1=1 * u.nA, A2=5 * u.pA,
-    )  # fmt: skip
-    units.init_state(3)
-    before = {path: s.value.unit for path, s in units.states().items()}
-    with brainstate.environ.context(dt=1 * u.ms):
-        units(jnp.ones((3, 2)) * 30 * u.nA)
-    assert {path: s.value.unit for path, s in units.states().items()} == before
-    assert before == {('V',): u.mV, ('V_th',): u.mV, ('I1',): u.nA, ('I2',): u.nA}
 
 
 def test_jumps_of_zero_have_the_unit_of_the_current():
