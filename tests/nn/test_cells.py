@@ -100,6 +100,17 @@ def test_one_unit_of_uniform_gates_is_finite():
     assert np.isfinite(nn.URLSTMCell(2, 1).bias.value).all()
 
 
+@pytest.mark.parametrize('make', [nn.LRUCell, lambda *a: nn.RTUCell(a[0], a[1], 'relu', *a[2:])])
+def test_first_values_lie_in_the_ring(make):
+    brainstate.random.seed(3)
+    cell = make(3, 2000, 0.6, 0.9, 0.5)
+    radius = np.exp(-np.exp(np.asarray(cell.nu_log.value, float)))
+    angle = np.exp(np.asarray(cell.theta_log.value, float))
+    assert 0.6 <= radius.min() < 0.61 and 0.89 < radius.max() <= 0.9
+    assert 0 < angle.min() < 0.01 and 0.49 < angle.max() <= 0.5
+    np.testing.assert_allclose((radius**2).mean(), (0.36 + 0.81) / 2, atol=0.01)  # by its area
+
+
 def test_the_whole_disc_is_finite():
     brainstate.random.seed(3)
     cell = nn.LRUCell(2, 3000)
