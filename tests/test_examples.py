@@ -25,17 +25,6 @@ def digits():
     return load('digits', 'matplotlib', 'tqdm')
 
 
-@pytest.mark.slow
-def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits):
-    data = digits.Data.load()
-    losses = []
-    for method in digits.METHODS.values():
-        trainer = digits.Trainer(method, updates=10)
-        trainer.start(seed=1)
-        losses.append(float(trainer.step(*next(data.batches(digits.np.random.default_rng(0))))))
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
 @pytest.fixture
 def optimised():
     jax.config.update('jax_disable_most_optimizations', False)

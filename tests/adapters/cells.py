@@ -64,22 +64,6 @@ def start(step, x):
     return (jnp.zeros((*x.shape[:-1], UNITS)),) * states
 
 
-def written(name, x):
-    """The plain function itself."""
-    step, number = getattr(plain, name), 4 if name == 'lstm' else 3
-    rng = np.random.default_rng(1)
-    params = {
-        'W': jnp.asarray(rng.normal(size=(INPUTS + UNITS, number * UNITS))),
-        'b': jnp.asarray(rng.normal(size=number * UNITS)),
-    }
-
-    def cell(params, carry, x):
-        carry = step(params, carry, x)
-        return carry[0], carry
-
-    return Taken(cell, params, start(step, x), step, dict)
-
-
 # Equinox ------------------------------------------------------------------------------------------
 
 

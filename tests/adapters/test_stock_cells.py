@@ -36,7 +36,6 @@ TWINS = [
     *rows(cells.haiku, 'GRU LSTM'),
     *rows(cells.blox, 'GRU LSTM'),
     *rows(cells.brainstate, 'GRUCell LSTMCell'),
-    *rows(cells.written, 'gru gru_reset_first lstm'),
 ]
 OTHERS = [
     *rows(cells.nnx, 'SimpleCell'),

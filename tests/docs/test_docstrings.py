@@ -126,9 +126,3 @@ def test_docstrings_name_the_errors_that_their_code_raises(owner):
     names = of_owner(owner)
     found = {name: unnamed(name, raised(PUBLIC[name]), methods=True) for name in names}
     assert not {name: words for name, words in found.items() if words}, 'name them'
-
-
-def test_a_reference_is_followed():
-    text, name = prose('braintrace.nn.Conv2d', False), 'braintrace.nn.Conv2d'
-    assert 'padding' not in text and not unnamed(name, {'groups', 'padding', 'EtpUnitError'})
-    assert unnamed(name, {'no_such_parameter'}) == {'no_such_parameter'}
