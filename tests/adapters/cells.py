@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import adapters
+from braintrace import adapters, functional, rules, verify
 from tests.adapters import plain
+from tests.compare import assert_close
 
 UNITS, INPUTS = 4, 3
 
@@ -56,6 +57,20 @@ def gates(weight, bias, order):
     """
     weight = jnp.concatenate(weight) if isinstance(weight, list) else weight
     return {'W': columns(weight, order), 'b': columns(bias, order)}
+
+
+def learned(cell, params, carry, xs, ys):
+    """The online gradient with automatic marking, which is that of the cut graph; the losses, and
+    the learner.
+    """
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(params, carry, xs[0])
+    grad = jax.jit(learner.sequence_grad(plain.loss, reduction='sum'))
+    grads, losses, *_ = grad(params, state, xs, ys)
+    cut = verify.cut_bptt_gradients(cell, params, carry, xs, ys, plain.loss, graph=learner.graph)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
+    return grads, losses, learner
 
 
 def start(step, x):
