@@ -115,30 +115,6 @@ def test_a_trace_of_two_states_is_never_copied(cell, what):
     assert made - GIVEN and 'copy' not in made
 
 
-def gates(params, h, x):
-    """Two gates in one product: the trace has each position of the state twice."""
-    products = braintrace.matmul(jnp.concatenate([x, h], -1), params['w'])
-    keep, new = jnp.split(products, 2, -1)
-    h = jax.nn.sigmoid(keep) * h + jnp.tanh(new)
-    return h @ params['out'], h
-
-
-@pytest.mark.slow
-def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_numbers():
-    learner = braintrace.functional.online(gates, braintrace.rules.d_rtrl())
-    params, optimizer = {'w': jnp.ones((I + N, 2 * N)), 'out': jnp.ones((N, 2))}, optax.sgd(0.1)
-    state = learner.init(params, jnp.zeros((B, N)), XS[0])
-
-    def update(state, params, opt_state):
-        return learner.sequence_update(loss, optimizer)(params, opt_state, state, XS, YS)
-
-    text = optimised(update, state, params, optimizer.init(params)).as_text()
-    trace = f'f32[{B},{I + N},{2 * N}]'
-    fused = [c for c in re.split(r'\n}\n', text) if c.lstrip().startswith('%fused_computation')]
-    passes = [c for c in fused if trace in c]
-    assert passes and not any(f'f32[{B},2,{N}]' in c for c in passes)
-
-
 def instructions(compiled):
     """``(computation, result, opcode)`` of every instruction outside of fusions."""
     where = ''
@@ -209,42 +185,12 @@ def test_the_loop_of_a_window_holds_the_product_with_the_state_alone():
     assert {f'{T * B},{N}', f'{T * B},2'} <= set(products)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
-@pytest.mark.filterwarnings('ignore:parameter v reaches')
-@pytest.mark.parametrize('jitted', [False, True], ids=['plain', 'inside_jit'])
-def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(jitted):
-    """``x @ v`` without an op, used in three ways: one product after the loop for each use."""
-    layer = jax.jit(lambda x, w: jnp.tanh(x @ w)) if jitted else lambda x, w: jnp.tanh(x @ w)
-
-    def feedforward(params, h, x):
-        z = layer(x, params['v']) + layer(x**2, -params['v'])
-        return cell(params, h, layer(z, params['v'].T))
-
-    learner = braintrace.functional.online(feedforward, braintrace.rules.d_rtrl())
-    params = {**PARAMS, 'v': jnp.ones((I, 2 * I)) / I}
-    state = learner.init(params, jnp.zeros((B, N)), XS[0])
-    run = gradient_of_a_window(learner, params, state, XS, YS)
-    loops, inside, outside = loops_of(run), set(), set()
-    for where, result, opcode in instructions(run):
-        if result.startswith((f'f32[{I},{2 * I}]', f'f32[{2 * I},{I}]')):
-            (inside if where in loops else outside).add(opcode)
-    assert not inside & {'dot', 'fusion', 'add', 'transpose', 'copy'}
-    assert outside & {'dot', 'fusion'}
-
-
 @pytest.mark.slow
 def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
     """Also where single steps were pending beside it: what goes in comes out."""
     rule = braintrace.rules.d_rtrl(write_every=4)
     assert of_the_traces_size(gradient(None, keep_trace=False, rule=rule)) <= GIVEN
     assert 'fusion' in of_the_traces_size(gradient(None))
-
-
-@pytest.mark.slow
-def test_without_a_rule_a_window_has_no_loop_backwards():
-    """What a step sends to each y is made for all steps at once."""
-    found = [gradient(None, keep_trace=False, rule=rule).as_text() for rule in (None, D_RTRL)]
-    assert found[0].count(' while(') == 1 < found[1].count(' while(')
 
 
 def test_under_vmap_the_history_is_skipped_where_no_lane_has_a_past():

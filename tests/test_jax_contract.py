@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import sharding_impls as _shardings
 from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
 from braintrace._jax.places import hidden_files
-from braintrace._jax.platforms import is_alone
 from braintrace._rules import entries
 
 X = jnp.arange(12.0).reshape(3, 4)
@@ -184,21 +182,6 @@ def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse)
     check(eqn, parts, by_hand)
 
 
-def test_a_differentiated_scan_keeps_that_order():
-    def grad(a, x):
-        return jax.grad(
-            lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum()
-        )(a)
-
-    a, x = jnp.arange(1.0, 4.0), jnp.ones((4, 3)) / 2
-    (call,) = equations(jax.jit(grad), a, x)
-    body, _ = _jax.closed_jaxpr(_jax.inlinable(call))
-    scans = [e for e in body.eqns if e.primitive.name == 'scan']
-    assert [_jax.scan_parts(e).reverse for e in scans] == [False, True]
-    for eqn in scans:
-        check(eqn, _jax.scan_parts(eqn), by_hand)
-
-
 def test_the_constants_of_a_body_are_apart_from_its_operands():
     captured = jnp.arange(4.0) * 2
     body, consts = _jax.closed_jaxpr(closed_over(lambda x, y: x + captured * y, X, X))
@@ -366,71 +349,6 @@ def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
     assert rest == ([[False]] if kind == 'jvp' else [])
     bound = lambda v: _jax.bind(eqn, v, params=params, ctx=_jax.WithoutMesh(eqn.ctx))[0].sum()
     assert (jax.grad(bound)(jnp.ones((2, 3)) / 2) == 3).all()
-
-
-def test_a_value_names_the_axes_that_it_is_mapped_along():
-    seen = []
-
-    def inner(x, y):
-        seen.extend(
-            _jax.mapped_axes(v)
-            for v in (
-                x,
-                y,
-                x + y,
-                jax.lax.psum(x, 'a'),
-                jnp.ones(3),
-                jax.lax.psum(x + y, ('a', 'b')),
-            )
-        )
-        return x
-
-    jax.eval_shape(
-        jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X
-    )
-    assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
-
-
-def test_varying_names_the_shards_along_which_a_value_differs():
-    seen = []
-
-    def body(x, y):
-        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'i'))))
-        return x
-
-    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec
-    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(
-        jnp.ones(2), jnp.ones(2)
-    )
-    assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
-
-
-@pytest.mark.parametrize('manual', [False, True])
-def test_a_lowering_rule_knows_whether_devices_share_the_program(manual):
-    seen = []
-    primitive = _jax.Primitive('contract_alone')
-    primitive.def_abstract_eval(lambda x: x)
-
-    def lower(ctx, x):
-        seen.append(is_alone(ctx.module_context.axis_context))
-        return [x]
-
-    _jax.mlir.register_lowering(primitive, lower)
-    fn = primitive.bind
-    auto = (jax.sharding.AxisType.Auto,)
-    if manual:
-        mesh = jax.sharding.AbstractMesh((4,), ('i',), axis_types=auto)
-        fn = jax.shard_map(fn, mesh=mesh, in_specs=P('i'), out_specs=P('i'), check_vma=False)
-        x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, P('i')))
-    else:
-        x = jnp.ones(8)
-    jax.jit(fn).trace(x).lower(lowering_platforms=('cpu',))
-    assert seen == [True]
-    shared = _shardings.ShardingContext(num_devices=2)
-    half = jax.sharding.AbstractMesh((2, 2), ('i', 'j'), axis_types=auto * 2)
-    partly = _shardings.SPMDAxisContext(half, frozenset({'i'}))
-    assert not is_alone(shared) and not is_alone(partly)
 
 
 # -- a choice by platform --------------------------------------------------------------------------
