@@ -135,10 +135,6 @@ def of_the_traces_size(compiled):
     return {opcode for _, result, opcode in rows if result.startswith(f'f32[{TRACE}]')}
 
 
-def loops_of(compiled):
-    return set(re.findall(r'body=(%[\w.-]+)', compiled.as_text()))
-
-
 @pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'make, size',
@@ -166,7 +162,7 @@ def test_inside_a_window_nothing_of_the_weights_size_is_made():
     """
     learner, state = learner_of()
     compiled = gradient_of_a_window(learner, PARAMS, state, XS, YS)
-    loops = loops_of(compiled)
+    loops = set(re.findall(r'body=(%[\w.-]+)', compiled.as_text()))
     rows = [row for row in instructions(compiled) if row[0] in loops]
     assert loops and any(opcode == 'fusion' for _, _, opcode in rows)
     trace, weight = f'f32[{TRACE}]', f'f32[{WEIGHT}]'
