@@ -222,13 +222,10 @@ def check_internals(source: Source) -> Iterator[Finding]:
     if source.floor == '_jax':
         return
     used = {*source.imports(), *source.attributes()}
+    told = 'is internal to JAX; add what is needed to braintrace/_jax/, with a contract test'
     for line, name in sorted(used):
         if any(name == door or name.startswith(f'{door}.') for door in INTERNALS):
-            yield (
-                line,
-                f'{name} is internal to JAX; add what is needed to braintrace/_jax/ and a '
-                'contract test for it',
-            )
+            yield line, f'{name} {told}'
 
 
 def check_brainstate(source: Source) -> Iterator[Finding]:
@@ -247,18 +244,16 @@ def check_brainstate(source: Source) -> Iterator[Finding]:
 def check_third_party(source: Source) -> Iterator[Finding]:
     known = RUNTIME | {'braintrace'} | sys.stdlib_module_names
     known |= PLUGINS.get(source.path, set()) | DISTRIBUTIONS.get(source.floor, set())
+    told = 'is not a run-time dependency; import it inside the function that needs it'
     for line, name in source.imports(source.outside_functions()):
         package = name.split('.')[0]
         if package not in known:
-            yield (
-                line,
-                f'{package} is not a run-time dependency; import it inside the function that '
-                'needs it',
-            )
+            yield line, f'{package} {told}'
 
 
 def check_verifier(source: Source) -> Iterator[Finding]:
     """Whoever is sent a receipt installs NumPy, and nothing of those who wrote it."""
+    told = 'the verifier of receipts has NumPy, the standard library and relative imports'
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -267,11 +262,7 @@ def check_verifier(source: Source) -> Iterator[Finding]:
             names = [node.module] if outside else []
         for name in names:
             if name.split('.')[0] not in {'numpy', *sys.stdlib_module_names}:
-                yield (
-                    node.lineno,
-                    f'{name} is more than the verifier of receipts may ask for; it has NumPy, the '
-                    'standard library and relative imports',
-                )
+                yield node.lineno, f'{name}: {told}'
 
 
 # -- inside a file --------------------------------------------------------------------------------
@@ -302,16 +293,13 @@ BROAD = {'Exception', 'BaseException'}
 
 
 def check_excepts(source: Source) -> Iterator[Finding]:
+    told = 'name the exception, raise it again, or say on the line why any exception is meant'
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler) and (not node.type or dotted(node.type) in BROAD):
             raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
             said = '#' in source.text.splitlines()[node.lineno - 1]
             if not node.type or not (raises or said):
-                yield (
-                    node.lineno,
-                    'a broad except hides faults; name the exception, raise it again, or say on '
-                    'the line why any exception is meant',
-                )
+                yield node.lineno, told
 
 
 # -- abstract or final -----------------------------------------------------------------------------
@@ -328,17 +316,14 @@ def check_overrides(source: Source) -> Iterator[Finding]:
     """
     if source.floor == 'compat':
         return
+    told = 'is implemented by a base: make the variant a value, or the base abstract'
     own = {cls.name: [cls] for cls in source.classes()}
     for cls in source.classes():
         above = [method for base in bases(cls, CLASSES | own) for method in methods(base)]
         concrete = {method.name for method in above if not is_abstract(method)}
         for method in methods(cls):
             if method.name in concrete and not calls_base_constructor(method):
-                yield (
-                    method.lineno,
-                    f'{cls.name}.{method.name} overrides what a base implements; a method is '
-                    'abstract or final: make the variant a value, or the base abstract',
-                )
+                yield method.lineno, f'{cls.name}.{method.name} {told}'
 
 
 def bases(cls: ast.ClassDef, classes: dict[str, list[ast.ClassDef]]) -> list[ast.ClassDef]:
@@ -397,6 +382,7 @@ SENTENCES = set().union(*map(named_sentences, SOURCES))
 
 def check_sentences(source: Source) -> Iterator[Finding]:
     """Sentences are printed; what a program asks is a field of a record."""
+    told = 'reads a sentence; give the record a field for what is asked'
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Compare):
             asked = [node.left, *node.comparators]
@@ -405,11 +391,7 @@ def check_sentences(source: Source) -> Iterator[Finding]:
         else:
             continue
         if any(speaks(part, SENTENCES | named_sentences(source)) for part in asked):
-            yield (
-                node.lineno,
-                f'`{ast.unparse(node)[:60]}` reads a sentence; give the record a field for what is '
-                'asked, and make the sentence where it is printed',
-            )
+            yield node.lineno, f'`{ast.unparse(node)[:60]}` {told}'
 
 
 def speaks(node: ast.expr, sentences: set[str]) -> bool:

@@ -35,18 +35,6 @@ def test_the_activation_counts(kind, activation):
     assert not np.allclose(stepped(kind)[1], stepped(kind, activation=activation)[1])
 
 
-def test_each_gate_is_drawn_by_itself():
-    """An orthogonal block of a fused weight has orthonormal columns; four gates drawn as one matrix
-    would not.
-    """
-    orthogonal = brainstate.nn.init.Orthogonal()
-    weight = np.asarray(nn.LSTMCell(3, 5, w_init=orthogonal).W.weight.value['weight'])
-    assert weight.shape == (8, 20)
-    for block in np.split(weight, 4, axis=1):
-        np.testing.assert_allclose(block.T @ block, np.eye(5), atol=1e-5)
-    assert not np.allclose(weight[:, :5], weight[:, 5:10])
-
-
 GATED = {  # and the state that remembers
     'gru': (nn.GRUCell, 'h'),
     'mgu': (nn.MGUCell, 'h'),

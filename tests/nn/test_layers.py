@@ -102,19 +102,6 @@ def test_leading_axes_are_samples(name):
     assert layer(x[0, 0]).shape == each.shape[2:]
 
 
-def test_a_base_keeps_its_parameters_below_its_name():
-    layer = nn.LoRA(3, 2, 5, base_module=nn.Linear(3, 5, b_init=None))
-    assert shapes(layer) == {
-        'base_module.weight': {'weight': (3, 5)},
-        'weight': {'lora_a': (3, 2), 'lora_b': (2, 5)},
-    }
-
-
-def test_indices_may_have_any_shape():
-    layer, indices = nn.Embedding(6, (2, 3)), jnp.array([[0, 5, 1], [2, 2, 4]])
-    np.testing.assert_array_equal(layer(indices), np.asarray(layer.weight.value)[indices])
-
-
 # dense layers -----------------------------------------------------------------------------------
 
 
@@ -174,19 +161,6 @@ def test_a_weight_without_variance_is_divided_by_the_root_of_eps():
     weight = 1.0 + 1e-3 * np.array([[1.0], [-1.0]], np.float32)
     layer = nn.ScaledWSLinear(2, 1, w_init=weight, b_init=None, ws_gain=False, eps=0.25)
     np.testing.assert_allclose(layer(jnp.eye(2)), [[2e-3], [-2e-3]], rtol=1e-3)
-
-
-# low rank -----------------------------------------------------------------------------------------
-
-
-def test_an_adapter_starts_with_its_base_and_its_second_factor_learns_first():
-    base = nn.Linear(3, 5)
-    layer, x = nn.LoRA(3, 2, 5, base_module=base), jnp.ones((4, 3))
-    np.testing.assert_array_equal(layer(x), base(x))
-    first = gradient(layer, x)[('weight',)]
-    assert not first['lora_a'].any() and first['lora_b'].all()
-    layer.weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, layer.weight.value, first)
-    assert gradient(layer, x)[('weight',)]['lora_a'].all()
 
 
 # tables -------------------------------------------------------------------------------------------

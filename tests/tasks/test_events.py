@@ -106,11 +106,8 @@ def test_a_task_draws_each_sample_with_its_label_from_its_part():
         }
         lanes = np.asarray(xs.swapaxes(0, 1)).astype('uint8')
         assert want == {(lane.tobytes(), int(label)) for lane, label in zip(lanes, ys[0])}
-        assert (
-            np.all(ys == ys[0])
-            and xs.dtype == 'float32'
-            and np.allclose(mask, np.arange(1, 21) / 20)
-        )
+        assert np.all(ys == ys[0]) and np.allclose(mask, np.arange(1, 21) / 20)
+        assert xs.dtype == 'float32'
     assert (drawn.steps, drawn.inputs, drawn.outputs) == (20, 7, 4)
     outputs = drawn.trivial(xs)
     assert outputs.shape == (20, 8, 4) and drawn.score(outputs, ys, mask) == drawn.floor == 0.25
@@ -156,23 +153,17 @@ def test_without_h5py_the_error_says_what_to_install(monkeypatch):
         events.read_shd('shd_train.h5')
 
 
-def gzipped(path):
-    path.write_bytes(gzip.compress(b'any'))
-
-
 def zipped(path):
     with zipfile.ZipFile(path, 'w') as file:
         file.writestr('shd.h5', 'any')
 
 
-def other(path):
-    with h5py.File(path, 'w') as file:
-        file['frames/x'] = [1]
+def holding(name, value):
+    def write(path):
+        with h5py.File(path, 'w') as file:
+            file[name] = value
 
-
-def dense(path):
-    with h5py.File(path, 'w') as file:
-        file['spikes/times'] = np.zeros((2, 3))
+    return write
 
 
 def cut(path):
@@ -194,10 +185,10 @@ def unlike(**changes):
 
 
 FILES = {
-    'is a gzip file; unpack it': gzipped,
+    'is a gzip file; unpack it': lambda path: path.write_bytes(gzip.compress(b'any')),
     'is a zip file; unpack it': zipped,
-    'bad.h5 has no spikes/times; it has frames, frames/x': other,
-    'spikes/times holds float64': dense,
+    'bad.h5 has no spikes/times; it has frames, frames/x': holding('frames/x', [1]),
+    'spikes/times holds float64': holding('spikes/times', np.zeros((2, 3))),
     'bad.h5 is cut off, or no HDF5 file': cut,
     'no HDF5 file': lambda path: path.write_text('<html>'),
     r'bad.h5: .* of \[3, 3, 2, 3\] samples': unlike(labels=[0, 1]),

@@ -20,9 +20,7 @@ from braintrace.errors import (
     StepFunctionError,
     StructureError,
 )
-from braintrace.tasks._run import _method
 from braintrace.tasks._task import check_draw
-from braintrace.tasks._training import Options
 from tests.tiers import slow
 
 TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
@@ -124,8 +122,12 @@ def online(rule, **options):
 WAYS = {
     'BPTT': (None, {}, reverse(TASK.steps)),
     'D_RTRL': (rules.d_rtrl(), {}, online(rules.d_rtrl())),
-    'exact': (rules.d_rtrl(), {'window': 2}, online(rules.d_rtrl(), window=2, inside='exact')),
-    'truncated': (None, {'window': 4}, reverse(4)),
+    'D_RTRL, exact windows of 2': (
+        rules.d_rtrl(),
+        {'window': 2},
+        online(rules.d_rtrl(), window=2, inside='exact'),
+    ),
+    'truncated BPTT, 4': (None, {'window': 4}, reverse(4)),
 }
 
 
@@ -140,7 +142,7 @@ def test_a_run_is_the_loop_that_one_writes_by_hand(name):
         assert found.losses[i] == pytest.approx(losses, rel=1e-4)
         for key, p in params.items():
             assert np.allclose(found.params[key][i], p, atol=2e-5)
-    assert found.updates == 3 and found.scores.shape == (2,)
+    assert found.method == name and found.updates == 3 and found.scores.shape == (2,)
     assert [done for done, _ in found.validation] == [1, 2, 3]
 
 
@@ -337,15 +339,10 @@ def test_a_task_draws_what_it_says():
 
 
 def test_a_run_is_told_in_one_line():
-    whole = _method(rules.d_rtrl(credit='whole'), Options(4, 8, None, None))
-    assert whole == "D_RTRL(credit='whole'), exact windows of 8"
-    assert _method(rules.d_rtrl(), Options(4, None, None, None)) == 'D_RTRL'
     losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
     found = tasks.Run(tasks.evidence(), 'BPTT', (0, 1), {}, losses, scores, 7, (), 1.0, 2.0, 3)
-    assert (
-        str(found)
-        == 'evidence 7, BPTT: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
-    )
+    told = 'evidence 7, BPTT: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
+    assert str(found) == told
 
 
 STREAM = tasks.shifting_sine(40)
