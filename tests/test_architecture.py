@@ -192,7 +192,7 @@ def check_doors(source: Source) -> Iterator[Finding]:
         rest = name.split('.')[2 + first.count('.') :]
         floor = f'braintrace.{first}' if first in ARROWS else 'braintrace'
         asked = rest if first in ARROWS else [first]
-        if target_floor(name) == source.floor or not asked:
+        if target_floor(name) == source.floor or asked in ([], ['__all__']):
             continue
         if len(asked) > 1 or asked[0] not in exports(floor):
             yield (

@@ -103,6 +103,7 @@ CELLS = {
 }
 
 
+@pytest.mark.slow
 def test_the_table_says_of_every_cell_whether_its_gradient_is_whole():
     """As ``tests/nn/test_table.py`` has it of the report."""
     found = {type(row.make()).__name__: row.exact for part in OF_CELLS for row in part.ROWS}
