@@ -45,22 +45,6 @@ class TracesAtEachCall:
         return step_fn(*[s[:chunk_size] if chunk_size else s[0] for s in sequences])
 
 
-@pytest.fixture
-def peer(bench, monkeypatch):
-    """The worker with a package in whose calls nothing is compiled."""
-    package = types.SimpleNamespace(D_RTRL=TracesAtEachCall)
-    monkeypatch.setattr(bench.worker, 'braintrace', package)
-    return bench.worker
-
-
-def second_run(worker, column, call):
-    runs: dict = {}
-    worker.answer(
-        {'make': 'it', 'task': column.task, 'call': call, 'spec': TINY, **column.arguments}, runs
-    )
-    return worker.answer({'time': 'it'}, runs)
-
-
 def columns_of(bench):
     c = bench.columns
     return [*c.SEQUENCES, *c.UPDATES, *c.OF_CELLS, *c.ON_DEVICE, c.EAGER, *c.windows_of(100)]
@@ -74,10 +58,15 @@ def test_a_column_is_compiled_by_jit_or_by_its_own_call(bench):
         assert set(column.kinds) <= set(bench.cells.CELLS), column.name
 
 
-def test_a_call_outside_of_jit_is_refused_and_not_timed(bench, peer):
-    column = bench.columns.named('public d_rtrl')
-    assert 'wrap the call in jit' in second_run(peer, column, 'as it is')['error']
-    assert second_run(peer, column, column.call).keys() == {'seconds'}
+def test_a_call_outside_of_jit_is_refused_and_not_timed(bench, monkeypatch):
+    package = types.SimpleNamespace(D_RTRL=TracesAtEachCall)
+    monkeypatch.setattr(bench.worker, 'braintrace', package)
+    column, answers = bench.columns.named('public d_rtrl'), []
+    for call in ('as it is', column.call):
+        ask, runs = {'make': 'it', 'task': column.task, 'call': call, 'spec': TINY}, {}
+        bench.worker.answer(ask | column.arguments, runs)
+        answers.append(bench.worker.answer({'time': 'it'}, runs))
+    assert 'wrap the call in jit' in answers[0]['error'] and answers[1].keys() == {'seconds'}
 
 
 class TeachesNothing(TracesAtEachCall):

@@ -155,20 +155,11 @@ def test_a_blox_model_with_a_head_and_its_random_numbers(xs, ys):
 def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
     import brainstate
 
-    class Net(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lower = brainstate.nn.GRUCell(INPUTS, UNITS)
-            self.upper = brainstate.nn.ValinaRNNCell(UNITS, UNITS)
-            self.head = brainstate.nn.Linear(UNITS, OUTPUTS)
-
-        def update(self, x):
-            return self.head(self.upper(self.lower(x)))
-
-    model = Net()
+    layers = brainstate.nn.GRUCell(INPUTS, UNITS), brainstate.nn.ValinaRNNCell(UNITS, UNITS)
+    model = brainstate.nn.Sequential(*layers, brainstate.nn.Linear(UNITS, OUTPUTS))
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     grads, _, online = learned(*adapters.from_brainstate(model, xs[0]), xs, ys)
-    assert {path.split('/')[0] for path in traced(online)} == {'lower', 'upper'}
+    assert {path.split('/')[1] for path in traced(online)} == {'0', '1'}
     learner = braintrace.D_RTRL(model, mark='auto')
     learner.compile_graph(xs[0])
     own = learner.etrace_grad(

@@ -93,7 +93,6 @@ def test_every_example_is_in_the_gallery():
 
 # -- layers ----------------------------------------------------------------------------------------
 
-
 LAYERS = read('docs/reference/layers.md')
 CELLS = {
     name: cells[1]
@@ -152,7 +151,6 @@ def test_every_promise_names_tests_that_exist():
 
 # -- the public package ----------------------------------------------------------------------------
 
-
 MIGRATE = read('docs/howto/migrate.md')
 
 
@@ -206,9 +204,7 @@ def test_our_figures_are_those_of_the_program():
 
 # -- names -----------------------------------------------------------------------------------------
 
-
 MODULE = re.compile(r'\.\. (?:automodule|currentmodule):: (\S+)')
-
 
 LISTED = re.compile(r'(?:   |\.\. (?:py:)?\w+:: )(~?)([\w.]+)(?:\(.*\))?$')
 
@@ -268,7 +264,6 @@ ELSEWHERE = {  # a word -> the one to use
     'sequence': 'xs, ys',
     'time_constant': 'tau',
 }
-
 
 KNOWN = {  # what a word means in a class or function that has it for another idea
     'braintrace.Penalised': {'loss'},  # its value
@@ -334,7 +329,6 @@ def test_the_rules_keep_the_paths_that_the_page_names(script):
 
 
 # -- receipts --------------------------------------------------------------------------------------
-
 
 RECEIPTS = read('docs/reference/receipts.md')
 

@@ -27,13 +27,13 @@ def small(times=((0.0, 0.25, 1.5), (), (0.5, 0.5)), units=((0, 699, 5), (), (7, 
 
 @functools.cache
 def made():
-    return [thinned(events.made_events(n, seed, 4)) for seed, n in enumerate((24, 8))]
-
-
-def thinned(those):
     """One event of fifty, so that a bin of many channels holds them."""
-    times, units = ([part[::50] for part in parts] for parts in (those.times, those.units))
-    return events.Events(tuple(times), tuple(units), those.labels, those.speakers, those.source)
+    found = []
+    for seed, n in enumerate((24, 8)):
+        those = events.made_events(n, seed, 4)
+        times, units = (tuple(part[::50] for part in all) for all in (those.times, those.units))
+        found.append(events.Events(times, units, those.labels, those.speakers, those.source))
+    return found
 
 
 @functools.cache
