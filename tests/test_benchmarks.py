@@ -16,7 +16,6 @@ KEPT = min((ROOT / 'benchmarks' / 'results').glob('*-cores*.json'))
 TINY = ('rnn', 3, 2, 4, 2)
 MODULES = (
     *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
-    'first_calls',
     *('figures', 'tables', 'pages', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
     'parts',
 )
@@ -89,11 +88,6 @@ def test_the_public_package_gets_a_model_that_it_learns(bench):
     public, own = (bench.columns.named(name) for name in ('public d_rtrl', 'd_rtrl trace'))
     assert public.network(('lstm', 4, 3, 2)) == ('lstm_apart', 4, 3, 2)
     assert own.network(('lstm', 4, 3, 2)) == ('lstm', 4, 3, 2)
-
-
-def test_the_first_calls_are_those_columns_too(bench):
-    for columns in bench.columns.FIRST.values():
-        assert {bench.columns.named(c).package for c in columns} == {'ours', 'public'}
 
 
 def in_float64(arrays, add=0.0):
@@ -216,8 +210,3 @@ def test_the_network_at_brain_scale_is_measured_in_a_small_form(bench):
     lines = table.splitlines()[2:]
     assert len(lines) == len(bench.brain_scale.WAYS) and '| 2 | 2 | 0.5 |' in lines[0]
     assert all(0 < way['cpu ms'] for way in turns.values())
-
-
-def test_the_rows_of_the_largest_network_leave_out_what_does_not_fit(bench):
-    rows = [name for _, _, name in bench.brain_scale.rows_of(10**6, ['learning', 'memory'])]
-    assert rows and not any('learning' in name or ' D_RTRL' in name for name in rows)

@@ -107,25 +107,6 @@ def todo(board):
     return [(s, way) for s in board.results.settings() for way in s.rows()]
 
 
-def test_rows_are_the_issue_of_their_settings(board):
-    rows = todo(board)
-    names = {(s.task.name, s.net, way.name) for s, way in rows}
-    assert len(names) == len(rows)
-    for setting in board.results.settings():
-        ways = {way.name for way in setting.rows()}
-        assert {'same step, Adam', 'same step, RMSprop', 'D_RTRL'} <= ways
-        assert ('BPTT' in ways) != setting.task.stream
-
-
-def test_held_out_parts_have_what_is_scored(board):
-    effort, key = board.results.Effort(), jax.random.key(0)
-    for setting in board.results.settings():
-        if not setting.task.stream:
-            size = min(setting.test, effort.test)
-            for part in ('validation', 'test'):
-                jax.eval_shape(lambda s=setting, p=part, n=size: s.task.sample(key, n, p))
-
-
 @pytest.mark.nightly
 def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, capsys):
     jax_cache = tmp_path / 'cache'
@@ -171,10 +152,3 @@ def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, ca
         'chain 20 with 3 distractors, batch of 8, 4,000 steps | RTU 32 | D_RTRL: '
         in capsys.readouterr().out
     )
-
-
-def test_every_question_has_its_table(board):
-    kept = json.loads(board.causes.PATH.read_text(encoding='utf-8'))
-    assert list(kept) == list(board.causes.QUESTIONS)
-    for head, *rows in kept.values():
-        assert rows and all(len(row) == len(head) for row in rows)

@@ -376,9 +376,6 @@ FAULTS = {  # what is told of it -> a graph
     r"\['output', 'second'\] for Output": small(
         'input fc lif output, lif second', second=nir.Output(THREE)
     ),
-    r"\['input', 'other'\] for Input": small(
-        'input fc lif output, other fc', other=nir.Input(THREE)
-    ),
     'leads into the input': small('input fc lif output, fc input'),
     r"the subgraph 'lif' has .*'lif.b', 'lif.c'": small(
         lif=wired('a b, a c', a=nir.Input(THREE), b=nir.Output(THREE), c=nir.Output(THREE))
@@ -387,10 +384,7 @@ FAULTS = {  # what is told of it -> a graph
         fc=wired('a b', a=nir.Input(THREE), b=nir.Output(THREE)), **{'fc.a': linear()}
     ),
     r"no way leads from the input 'input' to \['fc'\]": small('input lif output, fc lif'),
-    r"'input' gives \(3,\) to 'fc' \(Linear, weight \(3, 5\)\), which does not take it": small(
-        fc=linear(3, 5)
-    ),
-    r"'fc' gives \(3,\) to 'lif' \(LIF, tau \(4,\)": small(lif=lif(4)),
+    r"'fc' gives \(3,\) to 'lif' \(LIF, tau \(4,\).*, which does not take it": small(lif=lif(4)),
     r"'lif' gives \(3,\) to 'output' .*its shape is \(2,\)": small(n_out=2),
     r"'output' takes the sum of 'last', which gives \(4,\), and 'lif', which gives \(3,\)": small(
         'input fc lif output, input last output', 4, 4, fc=linear(3, 4), last=linear(4, 4)
@@ -468,7 +462,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     ('params', 'message'),
     [
         ({'gone': {'weight': np.ones((3, 3))}}, r"has no arrays \['gone/weight'\]; it has \['fc/w"),
-        ({'fc': {'bias': np.ones(3)}}, r"no arrays \['fc/bias'\]"),
         ({'fc': {'weight': np.ones((3, 2))}}, r'fc/weight has shape \(3, 2\), and \(3, 3\) in'),
         ({'fc': np.ones((3, 3))}, 'params are no dict node -> name -> array'),
         ({'whole': {'weight': 0.5 * np.ones((3, 3))}}, 'whole/weight is of int8 in the graph'),

@@ -363,7 +363,6 @@ REFUSED = {
     'window': (dict(window=0), 'window is 0'),
     'batch': (dict(batch_size=None), 'batch_size is None'),
     'seeds': (dict(seeds=(1, 1)), 'different ints'),
-    'no seeds': (dict(seeds=3), 'different ints'),
     'a long seed': (dict(seeds=(2**31,)), 'from 0 to'),
     'penalty': (dict(penalty=0.1), 'penalty is 0.1'),
     'progress': (dict(progress=1), 'progress is 1'),
