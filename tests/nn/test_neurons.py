@@ -21,17 +21,6 @@ def run(units, current, steps, batch_size=None):
     return np.stack([np.asarray(units(current)) for _ in range(steps)])
 
 
-@neurons
-def test_the_spikes_are_those_of_the_state(name):
-    units = NEURONS[name](4, tau=2.0, tau_ref=2)
-    units.init_state()
-    fired = []
-    for x in np.random.default_rng(0).normal(1.0, 2.0, (30, 4)).astype('float32'):
-        fired.append(np.asarray(units(x)))
-        np.testing.assert_array_equal(units.get_spike(), fired[-1])
-    assert 0.05 < np.mean(fired) < 0.5 and set(np.unique(fired)) == {0.0, 1.0}
-
-
 @pytest.mark.slow
 @neurons
 def test_parameters_may_differ_between_units(name):
