@@ -176,19 +176,7 @@ def exports(module: str) -> frozenset[str]:
         return frozenset(
             name for name in defined | set(own) if not name.startswith('_') or name.endswith('__')
         )
-    # `from ._spec import __all__ as _spec` and later `*_spec`
-    lists = {
-        alias.asname: source.absolute_base(node)
-        for node in source.tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.name == '__all__'
-    }
-    names: set[str] = set()
-    for item in own['__all__'].elts:
-        starred = isinstance(item, ast.Starred)
-        names |= exports(lists[dotted(item.value)]) if starred else {ast.literal_eval(item)}
-    return frozenset(names)
+    return frozenset(map(ast.literal_eval, own['__all__'].elts))
 
 
 @functools.cache
@@ -213,7 +201,7 @@ def module_of(name: str, modules: Iterable[str] = MODULES) -> str | None:
         if isinstance(node, ast.ImportFrom):
             base = FRONT.absolute_base(node)
             offered = {alias.asname or alias.name for alias in node.names}
-            if parts[1] in offered or ('*' in offered and parts[1] in exports(base)):
+            if parts[1] in offered:
                 return base
     return f'braintrace.{LAZY[parts[1]]}' if parts[1] in LAZY else None
 

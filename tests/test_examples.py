@@ -25,17 +25,6 @@ def digits():
     return load('digits', 'matplotlib', 'tqdm')
 
 
-@pytest.mark.slow
-def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits):
-    data = digits.Data.load()
-    losses = []
-    for method in digits.METHODS.values():
-        trainer = digits.Trainer(method, updates=10)
-        trainer.start(seed=1)
-        losses.append(float(trainer.step(*next(data.batches(digits.np.random.default_rng(0))))))
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
 @pytest.fixture
 def optimised():
     jax.config.update('jax_disable_most_optimizations', False)
@@ -81,10 +70,8 @@ def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
     first, last = load('spikes', 'matplotlib').main(tmp_path / 'spikes.png')
     assert first < 0.5 and last >= 0.9  # a quarter is right by chance
     assert (tmp_path / 'spikes.png').stat().st_size > 10_000
-    assert (
-        capsys.readouterr().out
-        == f'{first:.0%} of the answers are right at first, {last:.0%} at last\n'
-    )
+    told = f'{first:.0%} of the answers are right at first, {last:.0%} at last\n'
+    assert capsys.readouterr().out == told
 
 
 @pytest.mark.slow
@@ -156,11 +143,8 @@ def test_spoken_words_are_learnt_by_a_run_that_goes_on(tmp_path, capsys, monkeyp
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures('optimised')
-def test_online_learning_comes_close_to_backpropagation(digits, tmp_path, capsys):
+def test_online_learning_comes_close_to_backpropagation(digits, tmp_path):
     results = digits.main(['--output', str(tmp_path / 'curves.png')])
-    assert (tmp_path / 'curves.png').stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert all(f'| {name} |' in printed for name in ('BPTT', 'D_RTRL', 'ES_D_RTRL'))
     mean = {name: result.final.mean() for name, result in results.items()}
     memoryless = digits.Data.load().memoryless
     assert mean['BPTT'] >= 0.95 and memoryless <= 0.6, (
@@ -168,8 +152,5 @@ def test_online_learning_comes_close_to_backpropagation(digits, tmp_path, capsys
     )
     assert mean['D_RTRL'] >= 0.90 and mean['BPTT'] - mean['D_RTRL'] <= 0.03
     assert mean['ES_D_RTRL'] >= 0.85
-    memory = {
-        name: result.memory[digits.LONG] / result.memory[digits.ROWS]
-        for name, result in results.items()
-    }
+    memory = {name: r.memory[digits.LONG] / r.memory[digits.ROWS] for name, r in results.items()}
     assert memory['D_RTRL'] < 5 and memory['ES_D_RTRL'] < 5 < memory['BPTT']

@@ -54,18 +54,6 @@ def marked(args, *items):
     return [item.names for item in items]
 
 
-def test_the_first_rows_stay_quick():
-    tier = {'quick': 1}
-    items = [
-        Item('a.py::f[1]', tier=tier),
-        Item('a.py::f[2]', 'slow', tier=tier),
-        Item('a.py::f[3]', tier=tier),
-        Item('a.py::g'),
-    ]
-    found = marked(['tests'], *items)
-    assert [set(names) for names in found] == [set(), {'slow'}, {'slow'}, set()]
-
-
 def test_of_the_rows_behind_them_some_stay_in_the_gate_and_the_others_run_at_night():
     tier = {'quick': 2, 'one_in': 2}
     items = [Item(f'a.py::f[{k}]', *['slow'] * (k % 2), tier=tier) for k in range(7)]

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import adapters
+from braintrace import adapters, functional, rules, verify
 from tests.adapters import plain
+from tests.compare import assert_close
 
 UNITS, INPUTS = 4, 3
 
@@ -58,26 +59,24 @@ def gates(weight, bias, order):
     return {'W': columns(weight, order), 'b': columns(bias, order)}
 
 
+def learned(cell, params, carry, xs, ys):
+    """The online gradient with automatic marking, which is that of the cut graph; the losses, and
+    the learner.
+    """
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(params, carry, xs[0])
+    grad = jax.jit(learner.sequence_grad(plain.loss, reduction='sum'))
+    grads, losses, *_ = grad(params, state, xs, ys)
+    cut = verify.cut_bptt_gradients(cell, params, carry, xs, ys, plain.loss, graph=learner.graph)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
+    return grads, losses, learner
+
+
 def start(step, x):
     """The carry of a plain cell."""
     states = 1 if step in (plain.gru, plain.gru_reset_first) else 2
     return (jnp.zeros((*x.shape[:-1], UNITS)),) * states
-
-
-def written(name, x):
-    """The plain function itself."""
-    step, number = getattr(plain, name), 4 if name == 'lstm' else 3
-    rng = np.random.default_rng(1)
-    params = {
-        'W': jnp.asarray(rng.normal(size=(INPUTS + UNITS, number * UNITS))),
-        'b': jnp.asarray(rng.normal(size=number * UNITS)),
-    }
-
-    def cell(params, carry, x):
-        carry = step(params, carry, x)
-        return carry[0], carry
-
-    return Taken(cell, params, start(step, x), step, dict)
 
 
 # Equinox ------------------------------------------------------------------------------------------

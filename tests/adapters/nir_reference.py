@@ -214,8 +214,7 @@ class Drawn:
             start = self.rng.integers(len(self.shape) - 1) if len(self.shape) > 2 else 0
             node = nir.Flatten({'input': np.array(self.shape)}, int(start), -1)
             self.add(f'flat{depth}', node, node.output_type['output'])
-        weights = {1: self.dense, 2: self.conv1d, 3: self.conv2d}
-        weights[len(self.shape)](f'w{depth}')
+        (self.dense if len(self.shape) == 1 else self.conv)(f'w{depth}')
         if len(self.shape) == 3 and self.rng.random() < 0.5:
             self.pool(f'p{depth}')
         for kind, way in (('Scale', 0.3), ('Threshold', 0.15), ('Delay', 0.3)):
@@ -235,28 +234,22 @@ class Drawn:
         kernel = (2 * groups, channels // groups, *self.rng.integers(1, 4, rank))
         stride, dilation = (tuple(map(int, self.rng.integers(1, 3, rank))) for _ in range(2))
         padding = self.pick(['same', 'valid', tuple(map(int, self.rng.integers(0, 3, rank)))])
-        if padding != 'valid' and padding != 'same':
+        if isinstance(padding, tuple):
             padding = tuple(max(p, d) for p, d in zip(padding, dilation))
-        stride = (1,) * rank if padding == 'same' else stride
         padding = padding if all(n > 4 for n in self.shape[1:]) else 'same'
         stride = (1,) * rank if padding == 'same' else stride
         return self.normal(*kernel), stride, padding, dilation, groups
 
-    def conv1d(self, name):
-        weight, stride, padding, dilation, groups = self.options(1, self.shape[0])
-        first = lambda v: v if isinstance(v, str) else v[0]
+    def conv(self, name):
+        rank = len(self.shape) - 1
+        weight, *options = self.options(rank, self.shape[0])
         bias = self.normal(len(weight))
-        options = bias, first(stride), first(padding), first(dilation), groups
-        shape = convolved(np.zeros(self.shape), weight, *options).shape
-        node = self.nir.Conv1d(self.shape[1], weight, *options[1:], bias)
-        self.add(name, node, shape)
-
-    def conv2d(self, name):
-        weight, stride, padding, dilation, groups = self.options(2, self.shape[0])
-        bias = self.normal(len(weight))
-        options = stride, padding, dilation, groups
         shape = convolved(np.zeros(self.shape), weight, bias, *options).shape
-        self.add(name, self.nir.Conv2d(self.shape[1:], weight, *options, bias), shape)
+        make, size = self.nir.Conv2d, self.shape[1:]
+        if rank == 1:
+            make, size = self.nir.Conv1d, self.shape[1]
+            options = [v[0] if isinstance(v, tuple) else v for v in options]
+        self.add(name, make(size, weight, *options, bias), shape)
 
     def pool(self, name):
         size = self.rng.integers(1, np.minimum(self.shape[1:], 3) + 1)

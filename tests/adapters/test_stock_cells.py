@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import functional, rules, verify
 from tests.adapters import cells, plain
 from tests.compare import assert_close
 from tests.tiers import first, in_turn, none
@@ -36,7 +34,6 @@ TWINS = [
     *rows(cells.haiku, 'GRU LSTM'),
     *rows(cells.blox, 'GRU LSTM'),
     *rows(cells.brainstate, 'GRUCell LSTMCell'),
-    *rows(cells.written, 'gru gru_reset_first lstm'),
 ]
 OTHERS = [
     *rows(cells.nnx, 'SimpleCell'),
@@ -56,27 +53,13 @@ def stream(shape):
     )
 
 
-def learned(taken, xs, ys):
-    """The online gradient with automatic marking, which is that of the cut graph."""
-    learner = functional.online(taken.cell, rules.d_rtrl(), mark='auto')
-    state = learner.init(taken.params, taken.carry, xs[0])
-    assert {route.kind for route in learner.routes.values()} == {'trace'}
-    grad = jax.jit(learner.sequence_grad(plain.loss, reduction='sum'))
-    grads, losses, _, state = grad(taken.params, state, xs, ys)
-    assert jax.tree.structure(grads) == jax.tree.structure(taken.params)
-    cut = verify.cut_bptt_gradients(
-        taken.cell, taken.params, taken.carry, xs, ys, plain.loss, graph=learner.graph
-    )
-    assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
-    return grads, losses
-
-
 @pytest.mark.tier(quick=0, one_in=2)
 @in_turn(none, row=TWINS, shape=SHAPES)
 def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
     xs, ys = stream('batch' if row.framework is cells.blox else shape)  # blox asks for a batch
     taken = row.framework(row.cell, xs[0])
-    grads, losses = learned(taken, xs, ys)
+    grads, losses, learner = cells.learned(*taken[:3], xs, ys)
+    assert {route.kind for route in learner.routes.values()} == {'trace'}
     twin, carry = taken.layout(taken.params), cells.start(taken.step, xs[0])
     want = plain.online_gradient(taken.step, twin, carry, xs, ys)
     assert_close(taken.layout(grads), want)
@@ -87,4 +70,5 @@ def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
 @in_turn(first(OTHERS[0]), row=OTHERS, shape=SHAPES)
 def test_the_other_stock_cells_learn_with_traces(row, shape):
     xs, ys = stream(shape)
-    learned(row.framework(row.cell, xs[0]), xs, ys)
+    *_, learner = cells.learned(*row.framework(row.cell, xs[0])[:3], xs, ys)
+    assert {route.kind for route in learner.routes.values()} == {'trace'}

@@ -61,10 +61,6 @@ PUBLIC = public()
 OWNERS = sorted({name.rpartition('.')[0] for name in PUBLIC})  # modules and learners
 
 
-def of_owner(owner: str) -> set[str]:
-    return {name for name in PUBLIC if name.rpartition('.')[0] == owner}
-
-
 def parameters(value) -> set[str]:
     variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     found = inspect.signature(value).parameters.values()
@@ -114,21 +110,10 @@ def unnamed(name: str, wanted: set[str], methods: bool = False, seen=frozenset()
 
 
 @pytest.mark.parametrize('owner', OWNERS)
-def test_docstrings_name_each_parameter(owner):
-    names = of_owner(owner)
+def test_docstrings_name_each_parameter_and_the_errors_that_their_code_raises(owner):
+    names = {name for name in PUBLIC if name.rpartition('.')[0] == owner}
     assert all(inspect.getdoc(PUBLIC[name]) for name in names)
-    found = {name: unnamed(name, parameters(PUBLIC[name])) for name in names}
-    assert not {name: words for name, words in found.items() if words}, 'name them'
-
-
-@pytest.mark.parametrize('owner', OWNERS)
-def test_docstrings_name_the_errors_that_their_code_raises(owner):
-    names = of_owner(owner)
-    found = {name: unnamed(name, raised(PUBLIC[name]), methods=True) for name in names}
-    assert not {name: words for name, words in found.items() if words}, 'name them'
-
-
-def test_a_reference_is_followed():
-    text, name = prose('braintrace.nn.Conv2d', False), 'braintrace.nn.Conv2d'
-    assert 'padding' not in text and not unnamed(name, {'groups', 'padding', 'EtpUnitError'})
-    assert unnamed(name, {'no_such_parameter'}) == {'no_such_parameter'}
+    asked = {name: unnamed(name, parameters(PUBLIC[name])) for name in names}
+    errors = {name: unnamed(name, raised(PUBLIC[name]), methods=True) for name in names}
+    missing = {name: asked[name] | errors[name] for name in names}
+    assert not {name: words for name, words in missing.items() if words}, 'name them'

@@ -1,6 +1,6 @@
 """README and every page of the site: its blocks of Python run in order and print what it shows.
 
-A block whose first line is the name of a file, as `# run.py`, is written into that file instead.
+A block that begins with the name of a file, as `# run.py`, is written into that file instead.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-FILE = re.compile(r'# (\w+\.py)\n')
+FILE = re.compile(r'# (\w+\.py)[,\n]')
 NIGHTLY = {  # pages that take long, and the first one, whose block is README's
     'docs': 'index',
     'docs/explanation': 'windows',
@@ -24,14 +24,13 @@ NIGHTLY = {  # pages that take long, and the first one, whose block is README's
     'docs/tutorials': 'acting equinox first_network flax_equinox flax_nnx nir other_frameworks '
     'own_op own_rule receipts spiking spiking_ei stream',
 }
-OWN = {'docs/reference/primitives.md'}  # tests/docs/test_what_pages_say.py runs it
 
 
 def pages() -> list:
     found = []
     for path in PAGES:
         name = str(path.relative_to(ROOT))
-        if '```python\n' in path.read_text(encoding='utf-8') and name not in OWN:
+        if '```python\n' in path.read_text(encoding='utf-8'):
             late = path.stem in NIGHTLY.get(str(Path(name).parent), '').split()
             mark = pytest.mark.nightly if late else pytest.mark.slow
             found.append(pytest.param(name, id=name, marks=mark))

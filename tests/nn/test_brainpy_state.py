@@ -109,9 +109,7 @@ def projections(bp):
     return {
         'expon_cuba': (behind(bp, expon, cuba), 2),
         'expon_coba': (behind(bp, expon, coba), 2),
-        'own_expon': (behind(bp, bp.Expon(UNITS), bp.COBA(E=5.0 * u.volt)), 2),
         'dual_cuba': (behind(bp, dual, cuba), 3),
-        'dual_coba': (behind(bp, dual, coba), 3),
         'plastic': (behind(bp, expon, coba, lambda n: (bp.STP(n),)), 2),
         'delta': (lambda n, neurons: bp.DeltaProj(comm=Weights(n, u.mV), post=neurons), 1),
         'current': (current, 1),
@@ -124,9 +122,7 @@ def projections(bp):
     [
         ('expon_cuba', False),
         ('expon_coba', True),
-        pytest.param('own_expon', True, marks=pytest.mark.nightly),
         ('dual_cuba', True),
-        ('dual_coba', False),
         ('plastic', False),
         ('delta', True),
         ('current', False),

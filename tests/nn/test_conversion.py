@@ -79,12 +79,6 @@ def test_a_value_of_another_kind_is_refused(value, found):
     refused(model(), SAVED | {('layers', 0, 'Wi', 'weight'): value}, found)
 
 
-def test_our_own_paths_are_not_those_of_the_public_package():
-    ours = nn.LSTMCell(3, 4)
-    own = {path: state.value for path, state in ours.states().items()}
-    refused(ours, own, 'W.weight is left over', 'Wi.weight is missing', 'Wo.weight is missing')
-
-
 def test_values_without_paths_are_refused():
     with pytest.raises(OptionError, match='values is a list'):
         compat.load_public(model(), list(SAVED.values()))

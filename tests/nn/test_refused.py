@@ -54,7 +54,6 @@ LAYERS = {
     r'OptionError: Linear: in_size is \(6, 3\) and out_size \(5, 4\); .*=\(6, 4\)': lambda: (
         nn.Linear((6, 3), (5, 4))
     ),
-    r'in_size is 3 and out_size \(6, 4\)': lambda: nn.SignedWLinear(3, (6, 4)),
     'OptionError: .*number of features': lambda: nn.Linear(None, 4),
     r'OptionError: Linear: in_size is \(3, 0\)': lambda: nn.Linear((3, 0), 4),
     r'w_mask has shape \(3, 3\)': lambda: nn.Linear(3, 4, w_mask=ones((3, 3))),
@@ -69,7 +68,6 @@ LAYERS = {
     ),
     'EtpDtypeError: .*have dtype int32': lambda: nn.SparseLinear(sparse([1, 2, 3])),
     'reads 3 features': lambda: nn.SparseLinear(sparse(), in_size=(3, 4)),
-    r'EtpShapeError: SparseLinear.*expected \(..., 3\)': lambda: nn.SparseLinear(sparse())(ones(5)),
     'OptionError: LoRA: lora_rank is 0': lambda: nn.LoRA(3, 0, 4),
     r'\(2, 4\) and in_features 3': lambda: nn.LoRA(3, 2, 4, in_size=(2, 4)),
     'base_module is a': lambda: nn.LoRA(3, 2, 4, base_module=jnp.sin),
@@ -84,7 +82,6 @@ LAYERS = {
     'give a row from 0 to 5': lambda: nn.Embedding(6, 3, padding_idx=6),
     "freeze is 'no'; give True": lambda: nn.Embedding(6, 3, freeze='no'),
     'no argument max_norm. Leave it out': lambda: nn.Embedding(6, 3, max_norm=1.0),
-    'scale_grad_by_freq': lambda: nn.Embedding(6, 3, scale_grad_by_freq=True),
     'EtpDtypeError: .*float32; give integers': lambda: nn.Embedding(6, 3)(ones(2)),
     'EtpDtypeError: .*is a list': lambda: nn.Embedding(6, 3)([1, 2]),
     'EtpShapeError: .*rows 0 to 5': lambda: nn.Embedding(6, 3)(jnp.array(6)),
@@ -110,8 +107,6 @@ LAYERS = {
 }
 SIGNED = {
     r'w_sign is 0 at \(0, 2\) of the weight': signed(np.array([[1, 1, 0], [1, 2, 1]])),
-    r'w_sign is -0.5 at \(1, 0\) of the weight': signed(np.array([[1], [-0.5]])),
-    r'w_sign is nan at \(1, 0\)': signed(np.array([[1], [np.nan]])),
     r'w_sign has shape \(2,\); give the shape \(2, 1\)': signed(np.ones(2)),
     'w_sign is a str': signed('minus'),
     r'-5.0 at \(1, 1\), where w_sign is \+': signed(w_init=np.array([[1.0, 2, 3], [4, -5, -6]])),
@@ -123,7 +118,6 @@ CELLS = {
     "GRUCell: activation is 'no_such_function'": of_kind(
         nn.GRUCell, out_size=3, activation='no_such_function'
     ),
-    'GRUCell: activation is 3': of_kind(nn.GRUCell, out_size=3, activation=3),
     'positional': lambda: nn.VanillaRNNCell(3, 5, brainstate.nn.init.ZeroInit()),
     **{
         f'GRUCell: timescale is {re.escape(repr(range))}': timed(range)
@@ -135,18 +129,13 @@ CELLS = {
         nn.MinimalRNNCell(3, 5, phi=jnp.tanh), ones(3)
     ),
     'LRUCell: r_min is 0.9 and r_max 0.5': lambda: nn.LRUCell(2, 3, r_min=0.9, r_max=0.5),
-    'r_max 1.5; give radii': lambda: nn.LRUCell(2, 3, r_max=1.5),
     'RTUCell: r_min is -0.1': lambda: nn.RTUCell(2, 3, r_min=-0.1),
     'max_phase is 0': lambda: nn.LRUCell(2, 3, max_phase=0),
     'dt_min is 0.1 and dt_max 0.01': lambda: nn.S5Cell(2, 3, dt_min=0.1, dt_max=0.01),
     'S5Cell: d_hidden is 0': lambda: nn.S5Cell(2, 0),
-    'LRUCell: d_model is 2.5': lambda: nn.LRUCell(2.5, 3),
-    'RTUCell: activation is': lambda: nn.RTUCell(2, 3, activation='no_such_function'),
     'heads is 3; give a divisor of key_size=8 and of out_size=8': attention(heads=3),
     'heads is 0': attention(heads=0),
-    'give a divisor of key_size=6': attention(heads=4, key_size=6),
     r'decay is 1.5; give a number in \(0, 1\]': attention(decay=1.5),
-    'decay is 0.0': attention(decay=0.0),
     'one for each of the 2 heads': attention(heads=2, decay=[0.9, 0.9, 0.9]),
     'GLACell: key_size': attention(key_size=0),
     'state_size': lambda: nn.MambaCell(3, state_size=0),
@@ -155,9 +144,7 @@ NEURONS = {
     'StructureError: LIF has no state V': lambda: nn.LIF(3).get_spike(),
     'GIF: k1 is 0.0; a rate is larger than 0': of_kind(nn.GIF, k1=0.0),
     "GIF: a is 'x'; give one number": of_kind(nn.GIF, a='x'),
-    r'GIF: a is \[0.1, 0.2\]; give one number': of_kind(nn.GIF, a=[0.1, 0.2]),
     'GIF: V_rest is nan; give finite': of_kind(nn.GIF, V_rest=np.nan),
-    'GIF: V_th_inf is inf; give finite': of_kind(nn.GIF, V_th_inf=np.inf),
     'EtpUnitError: GIF: b has the unit ms; give a rate': of_kind(nn.GIF, b=5 * u.ms),
     'EtpUnitError: GIF: a / b is .*without a unit': of_kind(nn.GIF, a=1 / u.ms),
     'EtpUnitError: GIF: .*current has the unit mA and R 1': of_kind(nn.GIF, A2=1 * u.mA),
@@ -165,7 +152,6 @@ NEURONS = {
     'EtpUnitError: LIF: tau is 20.* and tau_ref is 2': of_kind(nn.LIF, tau=20 * u.ms, tau_ref=2),
     'EtpUnitError: ALIF: tau is 20.* ms and tau_a is 200.0': of_kind(nn.ALIF, tau=20 * u.ms),
     'LIF: .*V_initializer. It is called V_init': of_kind(nn.LIF, V_initializer=0.0),
-    'GIF: .*size. It is called in_size': of_kind(nn.GIF, size=2),
 }
 SYNAPSES = {
     'Expon: .*It is called g_init': of_kind(nn.Expon, g_initializer=0.0),
@@ -176,23 +162,16 @@ SYNAPSES = {
     r'Expon: in_size is \(3, 0\)': lambda: nn.Expon((3, 0)),
     'the rise is faster': lambda: nn.DualExpon(3, 2.0, 2.0),
     'EtpUnitError: DualExpon: .*both with a unit': lambda: nn.DualExpon(3, 5 * u.ms, 2.0),
-    'EtpUnitError: STP: .*both with a unit': lambda: nn.STP(3, tau_d=5 * u.ms),
     'U is 1.5': lambda: nn.STP(3, U=1.5),
-    'U is True; give one number': lambda: nn.STP(3, U=True),
     'U is None; give one number': lambda: nn.STP(3, U=None),
     r'U has shape \(2,\)': lambda: nn.STP(2, U=np.ones(2)),
     'EtpUnitError: STP: U is 0.5 mV; it has to be': lambda: nn.STP(3, U=0.5 * u.mV),
     'tau_d is None; give one': lambda: nn.STP(3, tau_d=None),
     r'tau is \[5.0, 8.0\]; .*array': of_kind(nn.Expon, tau=[5.0, 8.0]),
-    "tau is '5'; give one number": of_kind(nn.Expon, tau='5'),
-    'tau is 1j; give one number': of_kind(nn.Expon, tau=1j),
     r'Expon: tau is array.*\+1.j.*; give one number': of_kind(nn.Expon, tau=np.array([1, 1j])),
-    'Expon: tau is True; give one number': of_kind(nn.Expon, tau=True),
     'tau is nan; a time constant': of_kind(nn.Expon, tau=np.nan),
     "CUBA: scale is 'x'; give one number": lambda: nn.CUBA('x'),
-    "COBA: E is 'x'; give one number": lambda: nn.COBA('x'),
     'E is .*, or an array': lambda: nn.COBA([1.0, 2.0]),
-    'E is inf; give finite numbers': lambda: nn.COBA(np.inf),
     "missing a required argument: 'E'": nn.COBA,
     'StructureError: .*no potential is given': conducted(ones(2)),
     'EtpUnitError: .*E is 0. mV and the potential has the unit 1': conducted(ones(2), ones(3)),
@@ -223,15 +202,12 @@ READOUTS = {
         nn.LeakySpikeReadout(3, 2, tau=5.0), ones(4)
     ),
     'FilteredReadout: tau is 0.0.*larger than 0': lambda: nn.FilteredReadout(3, 2, tau=0.0),
-    'FilteredReadout: tau is -1.0.*larger than 0': lambda: nn.FilteredReadout(3, 2, tau=-1.0),
-    'FilteredReadout: tau is 0 ms.*larger than 0': lambda: nn.FilteredReadout(3, 2, tau=0 * u.ms),
     'EtpUnitError: FilteredReadout: .*give a time': lambda: nn.FilteredReadout(3, 2, tau=5 * u.mV),
     'FilteredReadout: tau is .*; give one number': lambda: nn.FilteredReadout(3, 2, tau=[1.0, 2.0]),
     r'tau has shape \(3,\); give one number': lambda: nn.FilteredReadout(3, 2, tau=np.ones(3)),
     r'tau has shape \(2, 1\)': lambda: nn.LeakyRateReadout(3, 2, tau=np.ones((2, 1))),
     r'LeakyRate.*w_init has shape \(2, 3\)': lambda: nn.LeakyRateReadout(3, 2, w_init=ones((2, 3))),
     'LeakyRate.*w_init is a NoneType': lambda: nn.LeakyRateReadout(3, 2, w_init=None),
-    r'Spike.*w_init has shape \(2, 3\)': lambda: nn.LeakySpikeReadout(3, 2, w_init=ones((2, 3))),
 }
 REFUSED = LAYERS | SIGNED | CELLS | NEURONS | SYNAPSES | PROJECTIONS | READOUTS
 

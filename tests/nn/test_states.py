@@ -45,11 +45,7 @@ STATEFUL = {
         IN,
         {'f': (0.25, IN), 'g': (0, (1,))},
     ),
-    'leaky_rate': (
-        lambda: nn.LeakyRateReadout(3, 5, tau=5.0, r_init=0.25),
-        IN,
-        {'r': (0.25, OUT)},
-    ),
+    'leaky_rate': (lambda: nn.LeakyRateReadout(3, 5, tau=5.0, r_init=0.25), IN, {'r': (0.25, OUT)}),
     'IF': neuron(nn.IF),
     'LIF': neuron(nn.LIF),
     'ALIF': neuron(nn.ALIF, a=0),

@@ -1,4 +1,4 @@
-"""Synapses and projections: numbers, groups, and the laws of their sources."""
+"""Synapses and projections: numbers, and the laws of their sources."""
 
 import brainstate
 import jax.numpy as jnp
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import saiunit as u
 
-import braintrace
 from braintrace import nn
 from braintrace.errors import EtpShapeError, EtpUnitError
 
@@ -64,23 +63,6 @@ def test_numbers_have_the_float_type_of_the_states(name):
         before = {s.value.dtype for s in states}
         y = module(jnp.ones(3, 'bfloat16'))
     assert before == {s.value.dtype for s in states} == {y.dtype} == {jnp.dtype('bfloat16')}
-
-
-def test_the_groups_of_a_projection_hold_synapses_and_targets():
-    class Net(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.way = nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=3.0), nn.STP(2))
-            self.neurons = nn.LIF(3)
-
-        def update(self, x):
-            return self.neurons(self.way(x, self.neurons.V.value))
-
-    learner = braintrace.compile(Net(), 'D_RTRL', jnp.ones((1, 2)), batch_size=1)
-    sizes = {group.num_state for group in learner.graph.hidden_groups}
-    (relation,) = learner.graph.hidden_param_op_relations
-    assert sizes <= {1, 2} and learner.report.exact
-    assert [group.name for group in relation.groups] == ['neurons/V,way/syn/g']
 
 
 class Doubled(brainstate.nn.Module):

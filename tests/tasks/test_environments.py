@@ -45,10 +45,8 @@ def test_the_chain_pays_who_remembers_and_nobody_else(distractors):
     assert played(env, remembers, 60) == (BATCH * 10, 1.0)
     number, mean = played(env, lambda memory, seen, t: (jnp.array(1), memory), 600)
     assert number == BATCH * 100 and abs(mean) < 0.1
-    assert vector(env).observe(vector(env).reset(jax.random.key(0), 2)).shape == (
-        2,
-        3 + distractors,
-    )
+    seen = vector(env).observe(vector(env).reset(jax.random.key(0), 2))
+    assert seen.shape == (2, 3 + distractors)
 
 
 def test_the_chain_shows_its_sign_once_and_its_distractors_always():

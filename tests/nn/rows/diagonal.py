@@ -65,8 +65,8 @@ def rtu(ops, p, s, x):
 
 ROWS = [
     Row('min_gru', lambda: nn.MinGRUCell(3, 5, **DRAWN), min_gru, exact=True),
-    Row('min_lstm', lambda: nn.MinLSTMCell(3, 5, **DRAWN), min_lstm, exact=True, quick=False),
+    Row('min_lstm', lambda: nn.MinLSTMCell(3, 5, **DRAWN), min_lstm, exact=True),
     Row('lru', lambda: nn.LRUCell(3, 5, 0.2, 0.9, 3.0, **STATE), lru, exact=True),
-    Row('s5', lambda: nn.S5Cell(3, 5, 0.05, 0.5, **STATE), s5, exact=True, quick=False),
+    Row('s5', lambda: nn.S5Cell(3, 5, 0.05, 0.5, **STATE), s5, exact=True),
     Row('rtu', lambda: nn.RTUCell(3, 5, 'tanh', **STATE), rtu, exact=True),
 ]

@@ -41,12 +41,8 @@ def leaky(layer):
     return formula
 
 
-QUICK = ('linear_axes', 'scaled_ws', 'conv1d')  # also in `make test-quick`
-
-
 def row(name, make, layer, **options):
-    quick = name in QUICK
-    return Row(name, lambda: Leaky(make()), leaky(layer), exact=True, quick=quick, **options)
+    return Row(name, lambda: Leaky(make()), leaky(layer), exact=True, **options)
 
 
 def affine(ops, p, x):
@@ -166,18 +162,16 @@ ROWS = [
         'signed_recurrent',
         lambda: Leaky(nn.SignedWLinear(8, 5, w_sign=DALE), True),
         recurrent(lambda ops, w: (ops.abs(w) * DALE, None)),
-        quick=False,
     ),
     Row(
         'linear_axes_recurrent',
         lambda: Leaky(nn.Linear((4, 8), (4, 5), b_init=NORMAL), True),
         recurrent(lambda ops, p: (p['weight'], p['bias'])),
         x=(4, 3),
-        quick=False,
     ),
     row('scaled_ws', lambda: nn.ScaledWSLinear(3, 5, b_init=NORMAL, w_mask=MASK), standardised),
     row('sparse', lambda: nn.SparseLinear(sparse_matrix(), NORMAL), sparse),
-    Row('lora', lambda: Leaky(make_lora()), lora, exact=True, quick=False),
+    Row('lora', lambda: Leaky(make_lora()), lora, exact=True),
     row('grouped', lambda: nn.GroupedLinear(2, 3, 4, b_init=NORMAL), grouped, x=(2, 3)),
     row(
         'embedding',

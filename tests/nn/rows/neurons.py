@@ -163,7 +163,7 @@ def leaky_spike(ops, p, s, x):
 GIF_RATES = {'a': 0.05, 'b': 0.1, 'k1': 0.3, 'k2': 0.1, 'R1': 0.2, 'R2': 0.9}
 GIF_PLAIN = {'tau': 4.0, 'R': 3.0, 'V_th_reset': 0.8, 'A1': 0.5, 'A2': -0.3} | GIF_RATES
 
-ALONE = {'quick': False, 'batches': (BATCH,)}  # the class has another row without a batch
+ALONE = {'batches': (BATCH,)}  # the class has another row without a batch
 
 
 def gif_with_units():
@@ -181,17 +181,11 @@ def behind(name, make, formula, state, **options):
 
 
 ROWS = [
-    Row(
-        'if',
-        lambda: Net(nn.IF(5, 2.0, R=1.5, V_init=FIRST, **OWN)),
-        integrate_and_fire,
-        quick=False,
-    ),
+    Row('if', lambda: Net(nn.IF(5, 2.0, R=1.5, V_init=FIRST, **OWN)), integrate_and_fire),
     Row(
         'lif',
         lambda: Net(nn.LIF(5, TAUS, R=3.0, V_rest=0.1, V_reset=-0.2, V_init=FIRST, **OWN)),
         leaky,
-        quick=False,
     ),
     Row(
         'lif_hard',
@@ -207,9 +201,7 @@ ROWS = [
         unit=u.nA,
         context=DT,
     ),
-    Row(
-        'alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, **OWN)), adaptive(False), quick=False
-    ),
+    Row('alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, **OWN)), adaptive(False)),
     Row(
         'alif_hard',
         lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, spk_reset='hard', **OWN), recurrent=False),
@@ -221,7 +213,6 @@ ROWS = [
         'gif',
         lambda: Net(nn.GIF(5, **GIF_PLAIN, **OWN), recurrent=False),
         generalised(0, 1, 0.8, 0, 3, 1),
-        quick=False,
         exact=True,
     ),
     Row(
@@ -239,7 +230,6 @@ ROWS = [
         'readout.f',
         groups=(('neuron.V', 'readout.f'),),
         owner={'readout.W.weight': None},
-        quick=False,
         exact=True,
     ),
     behind('leaky_rate', lambda: nn.LeakyRateReadout(5, 2), leaky_rate, 'readout.r'),
@@ -248,6 +238,5 @@ ROWS = [
         lambda: nn.LeakySpikeReadout(5, 2, R=2.0, V_th=0.7, **OWN),
         leaky_spike,
         'readout.neuron.V',
-        quick=False,
     ),
 ]

@@ -37,7 +37,6 @@ class Row:
     groups: tuple = ()  # names of the states of each group; (): all states, one group
     owner: Mapping = dataclasses.field(default_factory=dict)  # as in tests.models.Model
     batches: tuple = (BATCH, None)  # the batch sizes that it is tried with
-    quick: bool = True  # one of its batch sizes runs in `make test-quick`
     context: Mapping = dataclasses.field(default_factory=dict)  # of brainstate.environ
 
     def given(self, xs):

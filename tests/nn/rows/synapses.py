@@ -149,7 +149,7 @@ ROWS = [
         current_based,
         exact=True,
     ),
-    Row('dual_in_units', in_units, dual, exact=True, quick=False, context={'dt': 0.5 * u.ms}),
+    Row('dual_in_units', in_units, dual, exact=True, context={'dt': 0.5 * u.ms}),
     Row(
         'depression',
         lambda: Feed(
@@ -165,8 +165,7 @@ ROWS = [
         groups=(('projection.stp.x',), ('projection.syn.g', 'neurons.V')),
         owner={'projection.comm.weight': 1},
         exact=True,
-        quick=False,
     ),
     Row('balanced_coba', Balanced, balanced),
-    Row('facilitation', Facilitated, facilitated, cut_bptt=False, quick=False),
+    Row('facilitation', Facilitated, facilitated, cut_bptt=False),
 ]
