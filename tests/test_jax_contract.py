@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import sharding_impls as _shardings
 from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
 from braintrace._jax.places import hidden_files
+from braintrace._jax.platforms import is_alone
 from braintrace._rules import entries
 
 X = jnp.arange(12.0).reshape(3, 4)
@@ -21,6 +23,12 @@ X = jnp.arange(12.0).reshape(3, 4)
 def equations(fn, *args):
     jaxpr, _ = _jax.trace(fn, *args)
     return jaxpr.eqns
+
+
+def test_trace_splits_constants_from_the_jaxpr():
+    captured = jnp.arange(4.0) * 2
+    jaxpr, consts = _jax.trace(lambda x: x + captured, X)
+    assert len(jaxpr.constvars) == len(consts) and len(jaxpr.invars) == 1
 
 
 def test_tracing_does_not_see_an_outer_transformation():
@@ -78,6 +86,25 @@ def test_a_jitted_call_holds_its_body_where_inlining_looks_for_it():
     assert [e.primitive.name for e in body.eqns] == ['sin', 'mul'] and consts == []
 
 
+@pytest.mark.parametrize(
+    'fn',
+    [
+        jnp.sin,
+        jax.nn.relu,
+        jax.nn.softmax,
+        lambda x: jnp.roll(x, 1),
+        lambda x: x[:2],
+        jax.custom_vjp(lambda x: x * 2),
+    ],
+    ids=['jit', 'custom_jvp', 'softmax', 'roll', 'slice', 'custom_vjp'],
+)
+def test_an_equation_evaluates_to_what_jax_computes(fn):
+    if isinstance(fn, jax.custom_vjp):
+        fn.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
+    (found,) = _jax.walk(*_jax.trace(fn, X), [X], lambda eqn, ins: _jax.bind(eqn, *ins))
+    assert (found == fn(X)).all()
+
+
 def test_the_place_of_an_equation_is_this_file():
     (eqn,) = equations(lambda x: jnp.sin(x), X)
     assert 'test_jax_contract.py:' in _jax.location(eqn.source_info)
@@ -94,6 +121,54 @@ def test_places_skip_every_file_of_the_package_but_the_cells():
     }
     assert {name.split('/')[0] for name in shown} == {'nn'}
     assert 'nn/_cells.py' in shown and 'nn/_linear.py' not in shown
+
+
+@pytest.mark.parametrize(
+    'fn, name, params',
+    [
+        (lambda x: x[1:, ::2], 'slice', {'start_indices', 'limit_indices', 'strides'}),
+        (lambda x: x.T, 'transpose', {'permutation'}),
+        (lambda x: x[::-1], 'rev', {'dimensions'}),
+        (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}),
+        (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
+        (lambda x: jax.lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
+        (
+            lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
+            'broadcast_in_dim',
+            {'shape', 'broadcast_dimensions'},
+        ),
+        (lambda x: jnp.concatenate([x, x]), 'concatenate', {'dimension'}),
+        (lambda x: jnp.split(x, 2, 1)[0], 'split', {'sizes', 'axis'}),
+    ],
+)
+def test_data_movement_has_the_parameters_that_labels_read(fn, name, params):
+    eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
+    assert params <= set(eqn.params)
+
+
+@pytest.mark.parametrize(
+    'fn, name',
+    [
+        (lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
+        (lambda x: jax.lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
+        (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'),
+        (jax.checkpoint(jnp.sin), 'remat2'),
+    ],
+)
+def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
+    eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
+    inner = [
+        e.primitive.name for j in _jax.sub_jaxprs(eqn.params) for e in _jax.closed_jaxpr(j)[0].eqns
+    ]
+    assert 'sin' in inner
+
+
+def test_stop_gradient_and_select_are_primitives():
+    names = {
+        e.primitive.name
+        for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
+    }
+    assert {'stop_gradient', 'select_n'} <= names
 
 
 def the(name, fn, *args):
@@ -163,6 +238,21 @@ def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse)
     check(eqn, parts, by_hand)
 
 
+def test_a_differentiated_scan_keeps_that_order():
+    def grad(a, x):
+        return jax.grad(
+            lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum()
+        )(a)
+
+    a, x = jnp.arange(1.0, 4.0), jnp.ones((4, 3)) / 2
+    (call,) = equations(jax.jit(grad), a, x)
+    body, _ = _jax.closed_jaxpr(_jax.inlinable(call))
+    scans = [e for e in body.eqns if e.primitive.name == 'scan']
+    assert [_jax.scan_parts(e).reverse for e in scans] == [False, True]
+    for eqn in scans:
+        check(eqn, _jax.scan_parts(eqn), by_hand)
+
+
 def test_the_constants_of_a_body_are_apart_from_its_operands():
     captured = jnp.arange(4.0) * 2
     body, consts = _jax.closed_jaxpr(closed_over(lambda x, y: x + captured * y, X, X))
@@ -216,6 +306,15 @@ def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
 
+def test_a_cond_lists_its_false_branch_first():
+    eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
+    assert eqn.invars[0].aval.dtype == jnp.int32
+    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)] == [
+        ['cos'],
+        ['sin'],
+    ]
+
+
 def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
     policy = jax.checkpoint_policies.dots_saveable
     eqn = the(
@@ -242,11 +341,43 @@ def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
     )
     eqn = the('shard_map', lambda x, y: fn({'k': x}, y), X, X + 1)
     parts = _jax.shard_map_parts(eqn)
-    assert parts.consts == [] and parts.check_vma is check_vma
-    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None))
-    assert parts.out_specs == (P(('a', 'b')), P())
+    assert (
+        parts.consts == [] and parts.mesh.shape == {'a': 1, 'b': 1} and parts.check_vma is check_vma
+    )
+    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None)) and parts.out_specs == (
+        P(('a', 'b')),
+        P(),
+    )
     assert len(parts.in_specs) == len(parts.body.invars) == len(eqn.invars)
     assert parts.manual_axes == {'a', 'b'}
+
+
+def test_a_shard_map_names_the_axes_that_it_maps():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
+    eqn = the(
+        'shard_map',
+        jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'}),
+        X,
+    )
+    assert _jax.shard_map_parts(eqn).manual_axes == {'a'}
+
+
+def inside_a_shard_map(fn, *args):
+    """Parts and body equations of a ``shard_map`` along ``a`` of an abstract mesh of four."""
+    mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Auto,))
+    parts = _jax.shard_map_parts(
+        the('shard_map', jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a')), *args)
+    )
+    return parts, parts.body.eqns
+
+
+def test_an_abstract_mesh_names_the_axes_and_the_sizes_of_a_shard_map():
+    parts, _ = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))
+    assert parts.sizes == {'a': 4}
+    with parts.named_axes():
+        assert jax.lax.axis_size('a') == 4
+    with parts.manual_mesh():
+        assert jax.sharding.get_abstract_mesh().manual_axes == ('a',)
 
 
 def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
@@ -254,15 +385,202 @@ def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
         whole = jax.lax.all_gather(x, 'a', to='invarying')
         return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + whole.sum(0)
 
-    mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Auto,))
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
-    parts = _jax.shard_map_parts(the('shard_map', mapped, jnp.ones((8, 3))))
-    assert parts.sizes == {'a': 4}
-    eqns = {e.primitive.name: e for e in parts.body.eqns}
+    eqns = {e.primitive.name: e for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
     assert set(eqns) == {'psum_invariant', 'pvary', 'all_gather_invariant', 'reduce_sum', 'add'}
     assert eqns['psum_invariant'].params == {'axes': ('a',)}
     read = {'all_gather_dimension', 'axis_name', 'tiled'}
     assert read <= set(eqns['all_gather_invariant'].params)
+
+
+def test_collectives_have_the_parameters_that_are_read():
+    def body(x):
+        scattered = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
+        return jax.lax.ppermute(scattered + jax.lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
+
+    eqns = {e.primitive.name: e.params for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
+    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(
+        eqns['reduce_scatter']
+    )
+    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(
+        eqns['all_gather']
+    )
+    assert {'axis_name', 'perm'} <= set(eqns['ppermute'])
+
+
+def plainly(body, consts, args):
+    """The body of a ``shard_map`` without its types."""
+
+    def step(eqn, ins):
+        if eqn.primitive.name == 'pvary':
+            return ins
+        params = _jax.with_bodies(eqn, PARTS, plainly)
+        return _jax.bind(eqn, *ins, params=params, ctx=_jax.WithoutMesh(eqn.ctx))
+
+    return _jax.walk(body, consts, args, step)
+
+
+PARTS = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))[0]
+
+
+def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
+    def body(x):
+        scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
+        return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
+
+    parts, _ = inside_a_shard_map(body, jnp.ones((8, 3)))
+    jaxpr, _ = _jax.trace(lambda x: plainly(parts.body, [], [x]), jnp.ones((2, 3)))
+    assert {e.primitive.name for e in jaxpr.eqns} >= {'scan', 'remat2', 'broadcast_in_dim'}
+    for eqn in [
+        *jaxpr.eqns,
+        *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns),
+    ]:
+        assert eqn.ctx.cur_abstract_mesh.empty
+        assert all(v.aval.sharding.mesh.empty and not v.aval.mat.varying for v in eqn.outvars)
+
+
+@pytest.mark.parametrize('kind', ['jvp', 'vjp'])
+def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
+    if kind == 'jvp':
+        own = jax.custom_jvp(jnp.sin)
+        own.defjvp(lambda p, t: (own(p[0]), 3 * t[0] + jnp.zeros((2, 3), p[0].dtype)))
+    else:
+        own = jax.custom_vjp(jnp.sin)
+        own.defvjp(
+            lambda x: (jnp.sin(x), x + jnp.zeros((2, 3), x.dtype)), lambda x, g: (3 * g + 0 * x,)
+        )
+    parts, (eqn,) = inside_a_shard_map(own, jnp.ones((8, 3)))
+    params = _jax.with_bodies(eqn, parts, plainly)
+    late = params['jvp_jaxpr_fun' if kind == 'jvp' else 'fwd_jaxpr_thunk']
+    body, consts, *rest = late.call_wrapped(kind == 'vjp')
+    assert (
+        all(not v.aval.mat.varying for v in body.outvars)
+        and len(body.outvars) == 2
+        and consts == []
+    )
+    assert rest == ([[False]] if kind == 'jvp' else [])
+    bound = lambda v: _jax.bind(eqn, v, params=params, ctx=_jax.WithoutMesh(eqn.ctx))[0].sum()
+    assert (jax.grad(bound)(jnp.ones((2, 3)) / 2) == 3).all()
+
+
+def test_a_value_names_the_axes_that_it_is_mapped_along():
+    seen = []
+
+    def inner(x, y):
+        seen.extend(
+            _jax.mapped_axes(v)
+            for v in (
+                x,
+                y,
+                x + y,
+                jax.lax.psum(x, 'a'),
+                jnp.ones(3),
+                jax.lax.psum(x + y, ('a', 'b')),
+            )
+        )
+        return x
+
+    jax.eval_shape(
+        jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X
+    )
+    assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
+
+
+def test_new_equations_can_name_the_place_of_an_old_one():
+    (old,) = equations(jnp.sin, X)
+
+    def elsewhere(x):
+        with _jax.at_location(old.source_info):
+            return jnp.cos(x)
+
+    (new,) = equations(elsewhere, X)
+    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(
+        old.source_info
+    )
+
+
+def test_functions_with_their_own_derivative_are_custom_calls():
+    own_vjp = jax.custom_vjp(lambda x: x * 2)
+    own_vjp.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
+    own_jvp = jax.custom_jvp(lambda x: x * 2)
+    own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
+    for fn in (own_jvp, own_vjp):
+        (eqn,) = equations(fn, X)
+        assert eqn.primitive.name in _jax.CUSTOM_CALLS
+        body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
+        assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
+    assert equations(jnp.sin, X)[0].primitive.name not in _jax.CUSTOM_CALLS
+
+
+def test_other_equations_have_no_parts():
+    (eqn,) = equations(jnp.sin, X)
+    accessors = (
+        _jax.scan_parts,
+        _jax.while_parts,
+        _jax.cond_branches,
+        _jax.recomputed,
+        _jax.call_body,
+        _jax.shard_map_parts,
+    )
+    assert [accessor(eqn) for accessor in accessors] == [None] * 6
+
+
+def test_varying_names_the_shards_along_which_a_value_differs():
+    seen = []
+
+    def body(x, y):
+        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'i'))))
+        return x
+
+    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(
+        jnp.ones(2), jnp.ones(2)
+    )
+    assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
+
+
+@pytest.mark.parametrize('manual', [False, True])
+def test_a_lowering_rule_knows_whether_devices_share_the_program(manual):
+    seen = []
+    primitive = _jax.Primitive('contract_alone')
+    primitive.def_abstract_eval(lambda x: x)
+
+    def lower(ctx, x):
+        seen.append(is_alone(ctx.module_context.axis_context))
+        return [x]
+
+    _jax.mlir.register_lowering(primitive, lower)
+    fn = primitive.bind
+    auto = (jax.sharding.AxisType.Auto,)
+    if manual:
+        mesh = jax.sharding.AbstractMesh((4,), ('i',), axis_types=auto)
+        fn = jax.shard_map(fn, mesh=mesh, in_specs=P('i'), out_specs=P('i'), check_vma=False)
+        x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, P('i')))
+    else:
+        x = jnp.ones(8)
+    jax.jit(fn).trace(x).lower(lowering_platforms=('cpu',))
+    assert seen == [True]
+    shared = _shardings.ShardingContext(num_devices=2)
+    half = jax.sharding.AbstractMesh((2, 2), ('i', 'j'), axis_types=auto * 2)
+    partly = _shardings.SPMDAxisContext(half, frozenset({'i'}))
+    assert not is_alone(shared) and not is_alone(partly)
+
+
+def test_opened_has_no_calls_and_with_results_other_outputs():
+    w = jnp.arange(6.0).reshape(2, 3)
+
+    def fn(x):
+        return [jax.jit(lambda x: jax.jit(jnp.sin)(x @ w) + 1)(x)]
+
+    x = jnp.ones((4, 2))
+    jaxpr, consts, shapes = _jax.opened(fn, [x])
+    assert shapes[0].shape == (4, 3)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ['dot_general', 'sin', 'add']
+    np.testing.assert_allclose(_jax.evaluate(jaxpr, consts, [x])[0], fn(x)[0])
+    (product,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')
+    inner = _jax.with_results(jaxpr, [product, jaxpr.invars[0], product])
+    for got, want in zip(_jax.evaluate(inner, consts, [x]), (x @ w, x, x @ w), strict=True):
+        np.testing.assert_allclose(got, want)
 
 
 # -- a choice by platform --------------------------------------------------------------------------
