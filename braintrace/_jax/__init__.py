@@ -38,7 +38,6 @@ from .evaluation import (
     sub_jaxprs,
     trace,
     walk,
-    with_results,
 )
 from .places import (
     at_location,

@@ -147,10 +147,6 @@ def _evaluate_opened(jaxpr, consts, args) -> list:
     return walk(jaxpr, consts, args, step)
 
 
-def with_results(jaxpr, outvars: list):
-    return jaxpr.replace(outvars=outvars, debug_info=jaxpr.debug_info.with_unknown_names())
-
-
 def inlinable(eqn):
     """The body of an equation that is only a call, else None."""
     if eqn.primitive.name not in CALLS:
