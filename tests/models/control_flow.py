@@ -115,9 +115,6 @@ def weights_in_calls(ops, p, h, r, x):
 
 
 CALLS = [
-    row('jit_in_jit', in_call(jit, jit)),
-    row('checkpoint', in_call(checkpoint)),
-    row('checkpoint_policy', in_call(with_policy)),
     row('calls_mixed', in_call(checkpoint, jit, with_policy, jit)),
     row('closing_over', closing_over),
     row('custom_rules', custom_rules, smooth=False),

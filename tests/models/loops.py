@@ -14,7 +14,6 @@ from tests.models.control_flow import (
     flag,
     half,
     in_call,
-    jit,
     leaky,
     lstm_row,
     lstm_update,
@@ -52,6 +51,10 @@ def settle(ops, p, h, r, x):
     return ops.for_loop(
         INNER, lambda i, h, r: 0.7 * h + ops.tanh(drive(ops, p, r, x) - 0.3 * i), h, r
     )
+
+
+def by_index(ops, p, h, r, x):
+    return ops.for_loop(INNER, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r)
 
 
 def by_length(ops, p, h, r, x):
@@ -190,7 +193,6 @@ LOOPED = {'cut_bptt': False}  # the ops of one turn read those of the turn befor
 LOOPS = [
     row('scan', scan(), SMALL, **LOOPED),
     row('scan_reverse', scan(reverse=True), SMALL, **LOOPED),
-    row('scan_of_jit', scan(wrap=jit), SMALL, **LOOPED),
     row('scan_of_checkpoint', scan(wrap=checkpoint), SMALL, **LOOPED),
     row('scan_unrolled_in_part', by_length, **LOOPED),
     row('scan_gru', scan(gru_update), {'z': SMALL, 's': SMALL, 'n': SMALL}, **LOOPED),
@@ -205,6 +207,7 @@ LOOPS = [
     row('scan_dot', mixed_turns(lambda ops, r: ops.dot(r, COSINES)), SMALL, **LOOPED),
     row('scan_roll', mixed_turns(lambda ops, r: ops.roll(r, 1)), SMALL, **LOOPED),
     row('fori_loop', settle, **LOOPED),
+    row('fori_of_inputs', by_index, SMALL, **LOOPED),
     row(
         'cond_in_scan',
         scan(either(leaky, half, lambda h, x: x[0, 0] > 0.0)),

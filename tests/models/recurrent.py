@@ -18,11 +18,6 @@ def leaky(ops, p, h, r, x):
     return 0.8 * h + ops.tanh(gate(ops, p, x, r))
 
 
-def leaky_jitted(ops, p, h, r, x):
-    """The same with the element-wise part inside a user's ``jit``."""
-    return ops.jit(lambda h, y: 0.8 * h + ops.tanh(y))(h, gate(ops, p, x, r))
-
-
 def vanilla(ops, p, h, r, x):
     return ops.tanh(gate(ops, p, x, r))
 
@@ -152,7 +147,6 @@ LRU = {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 
 
 MODELS = [
     row(leaky, GATE | OUT),
-    row(leaky_jitted, GATE | OUT),
     row(vanilla, GATE, output=shown),
     row(vector, GATE | OUT, {'h': (N,)}, (I,), lanes=False),
     of(gru, {'z': GATE, 'r': GATE, 'n': GATE} | OUT, owner=untraced('r')),
