@@ -67,47 +67,7 @@ def place(marker, fn=gru):
     return f'{__file__}:{number} ({fn.__qualname__})'
 
 
-def short(text):
-    return re.sub(r'/\S*/test_report\.py:\d+', 'test_report.py', text)
-
-
 # text ---------------------------------------------------------------------------------------------
-
-SNAPSHOT = """\
-D_RTRL: 1 hidden group(s), 2 relation(s), 5 parameter(s)
-trace memory: 480 B at batch size 2, 240 B for each further sample
-approximate: some gradients leave out a part of the past (column `history`)
-  what goes from one step to the next through the places listed under `cut`
-  the whole past of r
-
-hidden groups
-  group  states  shape   dtype    members
-  carry  1       [2, 4]  float32  carry
-
-relations
-  parameters              op      groups  trace                                              bytes  place
-  weight <- z             etp_mm  carry   weight float32[2, 7, 4, 1]                         224    test_report.py (gru)
-  weight <- n; bias <- b  etp_mm  carry   bias float32[2, 4, 1]; weight float32[2, 7, 4, 1]  256    test_report.py (gru)
-
-parameters
-  parameter  shape   dtype    route      reason              history     place
-  b          [4]     float32  trace      etp_mm              part        test_report.py (gru)
-  n          [7, 4]  float32  trace      etp_mm              part        test_report.py (gru)
-  out        [4, 2]  float32  same-step  no_hidden_state     not needed  test_report.py (gru)
-  r          [7, 4]  float32  same-step  weight_then_weight  none        test_report.py (gru)
-  z          [7, 4]  float32  trace      etp_mm              part        test_report.py (gru)
-
-cut
-  what        why                         reads  leads to  place
-  etp_mm (z)  one position reads another  carry  carry     test_report.py (gru)
-  etp_mm (r)  one position reads another  carry  carry     test_report.py (gru)
-  etp_mm (n)  one position reads another  carry  carry     test_report.py (gru)"""  # noqa: E501
-
-
-def test_the_text_of_a_gru_with_a_readout():
-    report = gru_learner().report()
-    assert short(str(report)) == SNAPSHOT
-    assert repr(report) == str(report)
 
 
 def test_the_axes_of_a_rule_that_are_not_as_by_default_have_a_line():
@@ -128,19 +88,6 @@ def test_the_axes_of_a_rule_that_are_not_as_by_default_have_a_line():
     assert own[0].startswith('scope own: of an op that reads its own group')
     assert lines(rules.d_rtrl(credit='whole', scope='own')) == [whole[0], own[0]]
     assert lines(rules.d_rtrl())[0].startswith('approximate')
-
-
-def test_every_place_is_the_users_line():
-    report = gru_learner().report()
-    assert [r.location for r in report.relations] == [place("p['z']"), place("p['n']")]
-    assert {p.path: p.location for p in report.parameters} == {
-        'z': place("p['z']"),
-        'r': place("p['r']"),
-        'n': place("p['n']"),
-        'b': place("p['b']"),
-        'out': place("p['out']"),
-    }
-    assert [c.location for c in report.cuts] == [place(f"p['{k}']") for k in 'zrn']
 
 
 class Net(brainstate.nn.Module):
@@ -174,7 +121,7 @@ def test_learner_graph_and_functional_learner_give_one_report():
 def test_the_rows_are_plain_data():
     report = gru_learner().report()
     data = report.as_dict()
-    assert json.loads(json.dumps(data)) == data
+    assert json.loads(json.dumps(data)) == data and repr(report) == str(report)
     assert data['memory'] == 480 and data['batch_size'] == 2 and not data['exact']
     assert data['groups'] == [
         {
