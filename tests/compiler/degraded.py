@@ -397,13 +397,6 @@ def reset_gate(p, h, x):
     return h, h
 
 
-@degraded(params='w u v', routes={'u': 'weight_then_weight'})
-def reset_gate_of_a_function_of_its_weight(p, h, x):
-    r = jax.nn.sigmoid(mm(x, 2 * jnp.tanh(p['u'])))  # here
-    h = 0.8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
-    return h, h
-
-
 @degraded(not_etp_op('u'), params='w u v')
 def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
     u = 2 * p['u']  # here
@@ -469,21 +462,12 @@ degraded(fixed(), params={}, name='constant_weight')(lambda p, h, x: 0.8 * h + m
 degraded(fixed(), name='constant_weight_beside_a_parameter', whole=True)(
     lambda p, h, x: 0.8 * h + mm(x, PARAMS['u']) + jnp.tanh(mm(2 * x, p['w']))
 )
-degraded(fixed(), params={}, name='weight_made_of_constants')(
-    lambda p, h, x: 0.8 * h + mm(x, jnp.cos(PARAMS['w']) @ R)
-)
 degraded(fixed(slot='bias'), name='constant_bias', whole=True)(
     lambda p, h, x: 0.8 * h + mm(x, p['w'], jnp.ones(N))
 )
 degraded(no_relation(), params={}, strict=None, name='weight_that_is_an_input')(
     lambda p, h, x: 0.8 * h + mm(x, x.T @ jnp.ones((B, N)))
 )
-
-
-@degraded(fixed(), params='o', routes={'o': 'no_hidden_state'})
-def constant_weight_before_a_plain_readout(p, h, x):
-    h = 0.8 * h + mm(x, PARAMS['w'])  # here
-    return h @ p['o'], h
 
 
 @degraded(

@@ -262,11 +262,6 @@ op_in_while(name='op_in_a_condition_of_while')(
         )
     )
 )
-op_in_while(name='op_in_while_of_a_fori_loop_with_a_traced_length')(
-    lambda p, h, x: lax.fori_loop(
-        0, (x[0, 0] > 0).astype(int), lambda i, h: 0.8 * h + mm(x, p['w']), h
-    )
-)
 while_mixes(name='while_that_mixes_a_state')(
     lambda p, h, x: lax.while_loop(small, lambda h: h + jnp.roll(h, 1, -1), h) + mm(x, p['w'])
 )
@@ -279,26 +274,11 @@ while_mixes(name='while_that_mixes_a_parameter')(
 
 
 @op_in_while()
-def op_in_while_behind_the_state(p, h, x):
-    h = 0.8 * h + mm(x, p['w'])
-    return lax.while_loop(small, lambda o: o + mm(x, p['w']), h), h  # here
-
-
-@op_in_while()
 def op_in_while_in_cond_in_jit_in_checkpoint(p, h, x):
     def body(h):
         return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)  # here
 
     h = jax.checkpoint(jax.jit(lambda h: lax.cond(x.sum() > 0, body, jnp.tanh, h)))(h)
-    return h, h
-
-
-@op_in_while()
-def op_in_while_in_while(p, h, x):
-    def body(h):
-        return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)
-
-    h = lax.while_loop(small, body, h)  # here
     return h, h
 
 
@@ -380,24 +360,11 @@ refused(
 )(lambda p, h, x: 0.8 * h + opaque(x, p['u']))
 refused(
     STRUCTURE,
-    'float64[2, 4] before the step, float64[2, 8] after | Cast or reshape',
-    at=None,
-    name='growing',
-)(lambda p, h, x: jnp.concatenate([h, mm(x, p['w'])], -1))
-refused(
-    STRUCTURE,
     "params leaf 'f' is function | close over them",
     at=None,
     params={'w': PARAMS['w'], 'f': lambda a: a},
     name='with_a_function_among_the_parameters',
 )(lambda p, h, x: h + p['f'](mm(x, p['w'])))
-refused(
-    STRUCTURE,
-    "two leaves of params have the same path: ['a/b'] | different keys",
-    at=None,
-    params={('a', 'b'): PARAMS['w'], ('a',): {'b': PARAMS['u']}},
-    name='with_two_parameters_of_one_path',
-)(lambda p, h, x: h + mm(x, p['a', 'b']) + mm(x, p['a',]['b']))
 
 
 def no_step(*args, **options):
@@ -441,11 +408,6 @@ def adding_a_python_object(p, c, x):
 @no_step(STRUCTURE, "outputs leaf 'name' is str", carry=H)
 def returning_a_python_object(p, h, x):
     return {'h': h, 'name': 'cell'}, h + mm(x, p['w'])
-
-
-@no_step(COMPILE, 'returned', 'return a pair (outputs, new_carry)', carry=H)
-def returning_the_carry_alone(p, h, x):
-    return h + mm(x, p['w'])
 
 
 @no_step(COMPILE, 'a tuple of 3', 'return a pair (outputs, new_carry)', carry=H)

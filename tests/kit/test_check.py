@@ -61,17 +61,6 @@ def test_ops_of_factories_keep_every_law(name):
 
 
 @pytest.mark.slow
-def test_a_spec_brings_its_cases_to_its_op():
-    op = kit.new_etp_primitive(
-        kit.ETPPrimitiveSpec(
-            't_gain', lambda x, w: x * w, batched=True, cases=[(shapes((2, 3), (3,)), {})]
-        )
-    )
-    by_op, by_name = kit.check(op), kit.check('t_gain')
-    assert by_op == by_name and by_op.ok and len(by_op.rows) == len(kit.LAWS)
-
-
-@pytest.mark.slow
 def test_an_op_of_a_factory_is_checked_by_its_name_with_its_own_cases():
     op = kit.make_linear_op('t_flat', lambda x, w: x @ w, cases=[(shapes((2, 3), (3, 4)), {})])
     for form in op.forms:
