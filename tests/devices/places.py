@@ -26,6 +26,12 @@ def setting():
     return CELL.params(dtype), CELL.carry(dtype), CELL.data(dtype)
 
 
+def eight(kind):
+    """A mesh of all devices, and what puts a tree on it by a spec."""
+    mesh = jax.make_mesh((8,), ('b',), axis_types=(kind,))
+    return mesh, lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))
+
+
 def shard(tree) -> int:
     return sum(a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(tree))
 
@@ -33,8 +39,7 @@ def shard(tree) -> int:
 def of_init(kind, jitted: bool) -> list[int]:
     """The bytes of the trace that one device holds after `init`, and those of the whole."""
     p, c, (xs, _) = setting()
-    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), axis_types=(kind,))
-    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    learner, (_, put) = functional.online(CELL.run), eight(kind)
     init = jax.jit(learner.init) if jitted else learner.init
     state = init(put(p), put(c, 'b'), put(xs[0], 'b'))
     return [shard(state.trace), sum(a.nbytes for a in jax.tree.leaves(state.trace))]
@@ -54,10 +59,10 @@ def of_a_module() -> dict:
         step = lambda x: (learner(x) ** 2).mean()  # noqa: E731
         return learner.etrace_grad(xs, step_fn=step).grads
 
-    mesh = jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
+    mesh, put = eight(AUTO)
     placed = make()
     placed.place(mesh, batch_axis='b')
-    got = grads(placed, jax.device_put(xs, NamedSharding(mesh, P(None, 'b'))))
+    got = grads(placed, put(xs, None, 'b'))
     return {
         'error': max(errors(got, grads(make(), xs)).values()),
         'shard': shard(placed.etrace.value['trace']),
@@ -68,15 +73,15 @@ def of_a_module() -> dict:
 def reported() -> dict:
     """What the report says of a step, beside what XLA says of it."""
     p, c, (xs, ys) = setting()
-    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
+    learner, (mesh, put) = functional.online(CELL.run), eight(AUTO)
     jax.eval_shape(learner.init, p, c, xs[0])
     whole = jax.tree.map(lambda _: P(), p)
     share = learner.report.at(B, param_specs=whole, batch_axis='b', mesh=mesh).share
     specs = learner.partition_specs(whole, 'b', mesh)
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    p = jax.device_put(p, NamedSharding(mesh, P()))
+    p = put(p)
     state = jax.jit(learner.init, out_shardings=places)(p, c, xs[0])
-    xs, ys = jax.device_put((xs, ys), NamedSharding(mesh, P(None, 'b')))
+    xs, ys = put((xs, ys), None, 'b')
     step = partial(call_of(learner, 'step'), xs=xs, ys=ys)
     program = jax.jit(step, out_shardings=(None, places)).lower(p, state).compile()
     return {
@@ -123,8 +128,7 @@ def refused() -> list[str]:
 def outside() -> list[str]:
     """What each call says to arrays on explicit axes, outside of their mesh, where `init` runs."""
     p, c, (xs, ys) = setting()
-    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), (EXPLICIT,))
-    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    learner, (_, put) = functional.online(CELL.run), eight(EXPLICIT)
     p, c, xs, ys = put(p), put(c, 'b'), put(xs, None, 'b'), put(ys, None, 'b')
     return said_to(learner, p, learner.init(p, c, xs[0]), xs, ys)
 
@@ -141,8 +145,7 @@ def explicit() -> list[float]:
         lambda learner, state, p: learner.sequence_grad(loss)(p, state, xs, ys)[0],
     ]
     found = [call(wanted, start, p) for call in calls]
-    mesh = jax.make_mesh((8,), ('b',), axis_types=(EXPLICIT,))
-    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    mesh, put = eight(EXPLICIT)
     with jax.set_mesh(mesh):
         p, c, xs, ys = put(p), put(c, 'b'), put(xs, None, 'b'), put(ys, None, 'b')
         learner = functional.online(CELL.run)

@@ -40,36 +40,31 @@ def made():
         'trainable': {'b': 1, 'a': 2},
         'static': ('scale',),
     }
+    linear, product = kit.make_linear_op, lambda x, w: x @ w
     return {
-        'dense': kit.make_linear_op('made_dense', lambda x, w: x @ w),
-        'dense effective': kit.make_linear_op(
-            'made_dense_e', lambda x, w: x @ w, trace='effective'
-        ),
-        'dense position': kit.make_linear_op('made_dense_p', lambda x, w: x @ w, trace='position'),
-        'swapped': kit.make_linear_op(
-            'made_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}
-        ),
-        'sparse': kit.make_linear_op(
+        'dense': linear('made_dense', product),
+        'dense effective': linear('made_dense_e', product, trace='effective'),
+        'dense position': linear('made_dense_p', product, trace='position'),
+        'swapped': linear('made_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}),
+        'sparse': linear(
             'made_sparse',
             lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(x[STRUCTURE.rows] * w),
         ),
-        'low rank': kit.make_linear_op('made_low_rank', trace='effective', **low_rank),
-        'low rank position': kit.make_linear_op('made_low_rank_p', trace='position', **low_rank),
-        'low rank refused': kit.make_linear_op('made_low_rank_r', trace='parameter', **low_rank),
-        'conv of one channel': kit.make_linear_op(
+        'low rank': linear('made_low_rank', trace='effective', **low_rank),
+        'low rank position': linear('made_low_rank_p', trace='position', **low_rank),
+        'low rank refused': linear('made_low_rank_r', trace='parameter', **low_rank),
+        'conv of one channel': linear(
             'made_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'
         ),
-        'not linear': kit.make_linear_op(
-            'made_not_linear', lambda x, w: x**2 @ w, trace='effective'
-        ),
-        'small not linear': kit.make_linear_op(
+        'not linear': linear('made_not_linear', lambda x, w: x**2 @ w, trace='effective'),
+        'small not linear': linear(
             'made_small', lambda x, w: 1e-9 * (jax.nn.relu(x) @ w), trace='effective'
         ),
-        'small and mixed': kit.make_linear_op(
+        'small and mixed': linear(
             'made_small_p', lambda x, w: 1e-12 * (x @ w @ jnp.ones((UNITS, UNITS)))
         ),
-        'transposed': kit.make_linear_op('made_transposed', lambda x, w: x @ w.T),
-        'pair': kit.make_linear_op('made_pair', lambda x, w: (x @ w, x)),
+        'transposed': linear('made_transposed', lambda x, w: x @ w.T),
+        'pair': linear('made_pair', lambda x, w: (x @ w, x)),
         'heads': kit.make_einsum_op('made_heads', 'bhi,hio->bho', bias=True),
         'gain': kit.make_elementwise_op('made_gain', lambda x, w: x * jnp.tanh(w)),
         'turned gain': kit.make_elementwise_op('made_turned', lambda x, w: x * jnp.roll(w, 1)),
@@ -227,25 +222,21 @@ def test_es_d_rtrl_has_the_gradient_of_the_hand_written_op(name):
     assert all(float(abs(g).max()) > 1e-3 for g in jax.tree.leaves(got))
 
 
-def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more():
-    xs, shapes = jnp.asarray(draw(STEPS, BATCH, INPUTS)), {}
-    for name, call in (
-        ('dense', lambda p, x: made()['dense'](x, p)),
-        ('sparse', lambda p, x: made()['sparse'](x, p)),
-        ('dense effective', lambda p, x: made()['dense effective'](x, p)),
-        ('dense position', lambda p, x: made()['dense position'](x, p)),
-    ):
-        learner = braintrace.functional.online(leaky(call), braintrace.rules.d_rtrl())
-        state = learner.init(
-            jnp.asarray(draw(9) if name == 'sparse' else W), jnp.zeros((BATCH, UNITS)), xs[0]
-        )
-        shapes[name] = {leaf.shape for leaf in jax.tree.leaves(state.trace)}
-    assert shapes == {
-        'dense': {(BATCH, INPUTS, UNITS)},
-        'sparse': {(BATCH, 9)},
-        'dense effective': {(BATCH, INPUTS, UNITS)},
-        'dense position': {(BATCH, UNITS, INPUTS * UNITS)},
-    }
+@pytest.mark.parametrize(
+    ('name', 'shape'),
+    [
+        ('dense', (BATCH, INPUTS, UNITS)),
+        ('sparse', (BATCH, 9)),
+        ('dense effective', (BATCH, INPUTS, UNITS)),
+        ('dense position', (BATCH, UNITS, INPUTS * UNITS)),
+    ],
+)
+def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more(name, shape):
+    cell = leaky(lambda p, x: made()[name](x, p))
+    w = jnp.asarray(draw(9) if name == 'sparse' else W)
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    state = learner.init(w, jnp.zeros((BATCH, UNITS)), draw(BATCH, INPUTS))
+    assert {leaf.shape for leaf in jax.tree.leaves(state.trace)} == {shape}
 
 
 @pytest.mark.slow
