@@ -65,6 +65,13 @@ SWAPS: dict[type, type] = {
 FEEDBACK = 'tests/gradients/test_feedback.py'
 MUTANTS = [
     Mutant(
+        'a sum in a backward pass reads its last position',
+        '_compiler/equations.py',
+        'return np.where(several, MANY, high)',
+        'return high',
+        'tests/compiler/test_refused_and_degraded.py -k tail_of_a_custom',
+    ),
+    Mutant(
         'the state before a step behind it',
         '_executor/over_time.py',
         'ends = (new[1:], start[None]) if self.reverse else (start[None], new[:-1])',
