@@ -8,8 +8,9 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class Metadata(MetadataHookInterface):
-    """Fills what follows from the address of the repository: `[tool.braintrace] repository` of
-    pyproject.toml, or the environment variable ``REPOSITORY``, which the workflows set.
+    """Fills what follows from the address of the repository: `repository` of
+    `[tool.hatch.metadata.hooks.custom]` in pyproject.toml, or the environment variable
+    ``REPOSITORY``, which the workflows set.
     """
 
     def update(self, metadata: dict) -> None:
