@@ -167,6 +167,22 @@ def test_a_convolution_that_mixes_samples_is_not_folded():
     assert_close(over(xs, kernel), jnp.stack([call(x, kernel) for x in xs]))
 
 
+@pytest.mark.slow
+def test_the_primitive_works_on_shards():
+    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
+    lanes, whole = jax.P('i'), jax.P()
+    x, w = jnp.arange(12.0).reshape(2, 2, 3), jnp.ones((3, 4))
+    per_shard = jax.shard_map(
+        jax.vmap(ops.matmul, (0, None)), mesh=mesh, in_specs=(lanes, whole), out_specs=lanes
+    )
+    assert_close(per_shard(x, w), x @ w)
+    assert_close(jax.grad(lambda w: per_shard(x, w).sum())(w), jax.grad(lambda w: (x @ w).sum())(w))
+    ensemble = jax.shard_map(
+        jax.vmap(ops.matmul), mesh=mesh, in_specs=(lanes, lanes), out_specs=lanes
+    )
+    assert_close(ensemble(x, jnp.stack([w, 2 * w])), jnp.stack([x[0] @ w, 2 * x[1] @ w]))
+
+
 @pytest.mark.parametrize('spec', [('i', None, None), (None, 'i', None)])
 def test_an_explicitly_sharded_axis_stays_sharded_when_x_is_mapped(spec):
     with jax.set_mesh(jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Explicit,))):
@@ -190,6 +206,19 @@ def test_a_weak_type_stays_weak():
     weak = jnp.asarray(1.0)
     for y in (weak, ops.element_wise(weak), jax.jit(ops.element_wise)(weak)):
         assert y.weak_type
+
+
+def test_a_second_call_does_not_trace_again():
+    traces = []
+
+    def call(x, w):
+        traces.append(1)
+        return ops.sparse_matmul(x, w, sparse_mat=cases.pattern(3, 4, 5))
+
+    jitted = jax.jit(call)
+    for _ in range(3):
+        jitted(jnp.ones((2, 3)), jnp.ones(5))
+    assert len(traces) == 1
 
 
 def test_structures_of_one_form_share_one_program_and_are_no_literals():

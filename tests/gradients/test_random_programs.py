@@ -13,8 +13,8 @@ from hypothesis import Phase, given, settings
 from braintrace import Policy, rules
 from tests import models, oracles
 from tests.compare import assert_drawn_close
-from tests.gradients.harness import learn
-from tests.models import random_borders, squared
+from tests.gradients.harness import learn, over_sequence
+from tests.models import random, random_borders, squared
 from tests.models.library import LibraryOps
 from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 from tests.settings import OTHERS, STRICT, under
@@ -67,7 +67,7 @@ def check_or_name_the_smallest(program, check=check, *simpler):
 
 
 @pytest.mark.slow
-@examples(7)
+@examples(5)
 @given(programs)
 def test_a_random_program(program):
     check_or_name_the_smallest(program)
@@ -79,6 +79,39 @@ def test_a_random_program(program):
 @given(seed=seeds)
 def test_many_random_programs(part, seed):
     check_or_name_the_smallest(draw(PARTS * seed + part))
+
+
+# -- stacks of one to three layers with one to three states ----------------------------------------
+
+
+def check_stack(plan, window):
+    """A failing plan is printed and can be given to ``build``."""
+    case = models.make_case(random.build(plan), steps=4)
+    for name, rule in RULES.items():
+        assert_drawn_close(over_sequence(case, rule, window)[0], wanted(case, name))
+
+
+@pytest.mark.slow
+@settings(max_examples=4)
+@given(random.layers)
+def test_one_random_layer(layer):
+    check_stack((layer,), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('window', [2, None])
+@settings(max_examples=3)
+@given(plan=random.plans)
+def test_a_random_stack(window, plan):
+    check_stack(plan, window)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('window', [2, None])
+@settings(max_examples=14)
+@given(plan=random.plans)
+def test_many_random_stacks(window, plan):
+    check_stack(plan, window)
 
 
 # -- branches and borders, by plain JAX ------------------------------------------------------------

@@ -18,8 +18,7 @@ from tests.models.model import B, Model, O
 from tests.models.spiking import fired
 
 INPUTS, MEMBERS, SUM = 2, 2, '~sum'
-KINDS = {'leaky': ('h',), 'gated': ('h',), 'lstm': ('c', 'h'), 'lif': ('v',), 'chain': tuple('rst')}
-PRODUCTS = {'lstm': 4, 'chain': 3}  # of the positions, in one op
+KINDS = {'leaky': ('h',), 'gated': ('h',), 'lstm': ('c', 'h'), 'lif': ('v',)}
 TAILS = 'tanh flip gather reshape put pad relu eased spike cumsum softmax norm'.split()
 KEEPS = 'leak flip gather stack custom roll cumsum mean while while_each'.split()
 CALLS = ('jit', 'checkpoint', 'cond', 'cond_constant', 'switch', 'scan', 'scan_reverse', 'fori')
@@ -112,7 +111,7 @@ def _ops(program: Program) -> int:
         )
 
     return times(program.outer) * sum(
-        times(la.wraps) * ({'gated': 3, 'lstm': 2, 'chain': 2}.get(la.kind, 1) + la.decay)
+        times(la.wraps) * ({'gated': 3, 'lstm': 2}.get(la.kind, 1) + la.decay)
         for la in program.layers
     )
 
@@ -242,20 +241,12 @@ def update_of(ops, layer: Layer):
         z = fired(ops, v)
         return {'v': v - z}, z
 
-    def chain(p, h, r, x):
-        """Three states, each of which reads the new one before it, and the first the old last."""
-        new, before = {}, keep(ops, layer.keep, leak(p), h['r'], r['r']) - ops.tanh(h['t'])
-        for name, y in zip('rst', ops.split(drive(p, r['s'], x), 3), strict=True):
-            before = 0.4 * before + 0.5 * h[name] + tail(ops, layer.tail, y)
-            new[name] = before - 0.3 * ops.sigmoid(before)
-        return new, ops.tanh(before) + h['t']
-
     return locals()[layer.kind]
 
 
 def layer_params(layer: Layer, inputs: int) -> dict:
     n = layer.positions
-    params = {'w': (inputs + n, n * PRODUCTS.get(layer.kind, 1))} | (
+    params = {'w': (inputs + n, n * (4 if layer.kind == 'lstm' else 1))} | (
         {'decay': (n,)} if layer.decay else {}
     )
     if layer.kind == 'gated':
