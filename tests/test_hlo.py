@@ -271,6 +271,29 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
     assert {opcode for inside, opcode in made if not inside} & {'dot', 'fusion'}
 
 
+@pytest.mark.parametrize('layout', [('NHWC', 'HWIO', 'NHWC'), ('NCHW', 'OIHW', 'NCHW')])
+def test_in_a_loop_a_convolution_and_its_derivatives_stand_in_the_order_that_is_fast(layout):
+    axes = jax.lax.conv_dimension_numbers((1,) * 4, (1,) * 4, layout)
+    xs = draw(T, *np.array([B, 3, 8, 8])[np.argsort(axes.lhs_spec)])
+    kernel = draw(*np.array([5, 3, 3, 3])[np.argsort(axes.rhs_spec)])
+
+    def run(kernel, xs, convolve):
+        def step(total, x):
+            y, pull = jax.vjp(convolve, kernel, x)
+            return jax.tree.map(jnp.add, total, pull(jnp.tanh(y))), None
+
+        return jax.lax.scan(step, (kernel, xs[0]), xs)[0]
+
+    def orders(convolve):
+        text = optimised(functools.partial(run, convolve=convolve), kernel, xs).as_text()
+        return re.findall(r' convolution\(.*dim_labels=(\S+?),? ', text)
+
+    ours = orders(lambda k, x: braintrace.conv(x, k, dimension_numbers=layout))
+    assert len(ours) == 3 and set(ours) == {'b01f_01io->b01f'}
+    by_jax = lambda k, x: jax.lax.conv_general_dilated(x, k, (1, 1), 'SAME', None, None, layout)
+    assert len(set(orders(by_jax))) == 3
+
+
 def dropped_window(rule):
     """The gradient of one window, and the state after it, in which no trace counts."""
     return gradient(None, keep_trace=False, rule=rule)

@@ -67,7 +67,12 @@ def derive_jax_rules(primitive) -> None:
 
         cotangents = cotangents if primitive.multiple_results else [cotangents]
         cotangents = tuple(ad.instantiate_zeros(cotangent) for cotangent in cotangents)
-        pull = jax.linear_transpose(linear, *(args[i].aval for i in unknown))
+
+        # as its own derivative, since JAX transposes no function that has one defined
+        def moved(*values):
+            return jax.jvp(linear, tuple(map(jnp.zeros_like, values)), values)[1]
+
+        pull = jax.linear_transpose(moved, *(args[i].aval for i in unknown))
         return _with([None] * len(args), unknown, pull(cotangents))
 
     primitive.def_abstract_eval(abstract_eval)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import string
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._jax import platform_here
 from .._signatures import refuses
 from ..errors import EtpShapeError, NotSupportedError, OptionError
 from ._layouts import bias_at, zeros_trace
@@ -71,14 +74,47 @@ def _sources(
 # p, c, k]``.
 
 
-def _impl(x, kernel, *bias, has_bias: bool = False, strides, padding, **options):
+def _impl(x, kernel, *bias, has_bias: bool = False, strides, dimension_numbers=None, **options):
+    layout, options = conv_layout(dimension_numbers, x.ndim), options | {'window_strides': strides}
     dtype = jnp.result_type(x, kernel)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
-    y = jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
+    if platform_here() == 'cpu':
+        x, kernel = jnp.transpose(x, layout.lhs_spec), jnp.transpose(kernel, layout.rhs_spec)
+        y = jnp.transpose(_convolved(x, kernel, options), np.argsort(layout.out_spec))
+    else:
+        y = jax.lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
     if not has_bias:
         return y
-    channel = conv_layout(options.get('dimension_numbers'), y.ndim).out_spec[1]
+    channel = layout.out_spec[1]
     return y + jnp.expand_dims(bias[0], [axis for axis in range(y.ndim) if axis != channel])
+
+
+# For a CPU, XLA has a fast convolution where the axes stand as in ``VALUES``. In the entry of a
+# program it moves them there, in a loop it does not, and the derivatives of ``VALUES`` have other
+# orders: in a loop they take up to 17 times as long (``benchmarks/convolutions.py``). So each of
+# them is that of an order in which it stands as ``VALUES`` do.
+VALUES = 'N{}C', '{}IO', 'N{}C'
+BY_X = 'N{}C', '{}OI', 'N{}C'
+BY_KERNEL = 'C{}N', 'I{}O', '{}NC'
+
+
+def _convolved(x, kernel, options: dict):
+    """The convolution of ``(batch, channel, *spatial)`` and ``(out, in, *spatial)``."""
+    spatial = string.ascii_lowercase[: x.ndim - 2]
+
+    def by(order: tuple[str, str, str], x, kernel):
+        layout = conv_layout(tuple(axes.format(spatial) for axes in order), x.ndim)
+        x = jnp.transpose(x, np.argsort(layout.lhs_spec))
+        kernel = jnp.transpose(kernel, np.argsort(layout.rhs_spec))
+        y = jax.lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
+        return jnp.transpose(y, layout.out_spec)
+
+    convolve = jax.custom_jvp(partial(by, VALUES))
+    convolve.defjvps(
+        lambda dx, _, x, kernel: by(BY_X, dx, kernel),
+        lambda dk, _, x, kernel: by(BY_KERNEL, x, dk),
+    )
+    return convolve(x, kernel)
 
 
 def _yw_to_w(hidden_dim, trace, *, strides, **_):

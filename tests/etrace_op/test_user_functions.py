@@ -1,6 +1,7 @@
 """The user functions: values, units, dtypes, and what they refuse with which words."""
 
 import inspect
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,35 @@ def test_a_batch_axis_anywhere_is_moved_to_the_front_of_the_primitive(dimension_
     (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is ops.etp_conv_p]
     numbers = eqn.params['dimension_numbers']
     assert numbers.lhs_spec[0] == numbers.out_spec[0] == 0
+
+
+@pytest.mark.parametrize(
+    'x, kernel, options',
+    [
+        ((2, 3, 7), (4, 3, 2), {}),
+        ((2, 7, 6, 4), (3, 2, 2, 6), dict(dimension_numbers=('NHWC', 'HWIO', 'NHWC'), groups=2)),
+        ((7, 2, 6, 3), (3, 4, 2, 3), dict(dimension_numbers=('WNHC', 'IOHW', 'HNWC'))),
+        ((4, 2, 3, 4, 2), (2, 2, 2, 1, 2), dict(padding='SAME_LOWER', lhs=None, rhs=(2, 1, 2))),
+        ((2, 3, 4), (4, 3, 2), dict(padding=((2, -1),), lhs=(3,))),
+    ],
+    ids=['1-D', 'groups', 'odd', '3-D dilated', 'cropped'],
+)
+def test_all_derivatives_of_a_convolution_are_those_of_jax(x, kernel, options):
+    """The first one in both directions and the second one; each stands in an order of its own."""
+    short = {'groups': 'feature_group_count', 'lhs': 'lhs_dilation', 'rhs': 'rhs_dilation'}
+    options = {'padding': 'VALID'} | {short.get(k, k): value for k, value in options.items()}
+    strides = (2, *(1,) * (len(x) - 3))
+    rng = np.random.default_rng(0)
+    at, along = (tuple(jnp.asarray(rng.normal(size=s)) for s in (x, kernel)) for _ in range(2))
+
+    def derivatives(call):
+        loss = lambda *operands: jnp.sin(call(*operands)).sum()
+        gradient = jax.grad(loss, (0, 1))
+        return call(*at), jax.jvp(call, at, along), gradient(*at), jax.jvp(gradient, at, along)
+
+    got = derivatives(lambda x, k: ops.conv(x, k, strides=strides, **options))
+    plain = partial(jax.lax.conv_general_dilated, window_strides=strides, **options)
+    jax.tree.map(assert_close, got, derivatives(plain))
 
 
 def test_the_derivative_of_fn_counts():
