@@ -80,7 +80,7 @@ def _impl(x, kernel, *bias, has_bias: bool = False, strides, dimension_numbers=N
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     if platform_here() == 'cpu':
         x, kernel = jnp.transpose(x, layout.lhs_spec), jnp.transpose(kernel, layout.rhs_spec)
-        y = jnp.transpose(_convolved(x, kernel, options), np.argsort(layout.out_spec))
+        y = jnp.transpose(_convolved(x, kernel, options), np.argsort(layout.out_spec).tolist())
     else:
         y = jax.lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
     if not has_bias:
@@ -104,8 +104,8 @@ def _convolved(x, kernel, options: dict):
 
     def by(order: tuple[str, str, str], x, kernel):
         layout = conv_layout(tuple(axes.format(spatial) for axes in order), x.ndim)
-        x = jnp.transpose(x, np.argsort(layout.lhs_spec))
-        kernel = jnp.transpose(kernel, np.argsort(layout.rhs_spec))
+        x = jnp.transpose(x, np.argsort(layout.lhs_spec).tolist())
+        kernel = jnp.transpose(kernel, np.argsort(layout.rhs_spec).tolist())
         y = jax.lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
         return jnp.transpose(y, layout.out_spec)
 
