@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+import sys
 import textwrap
 
 import pytest
@@ -57,6 +58,8 @@ def public() -> dict:
     return found
 
 
+if compat := sys.modules.get('braintrace.compat'):  # of a test that is collected before
+    compat._remove()
 PUBLIC = public()
 OWNERS = sorted({name.rpartition('.')[0] for name in PUBLIC})  # modules and learners
 
