@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from .bounds import UNIT, Num, exact, far
+from .bounds import TINY, UNIT, Num, exact, far
+from .looseness import Looseness
 from .record import Record
 
 CEILINGS = {'engine': 8.0, 'observer': 64.0}  # the largest k: a receipt may ask for less alone
-LOOSE = 1e-2  # a bound of more than this share of the field is told
-NOTHING = 2.0**40  # times the floor: what is smaller is no field that could be loose
+PLAIN = frozenset((5, 6, 7, 21, 22, 23, 24, 33, 34))  # rules of what no product makes
 MOST = 50  # failures that are kept
 
 
@@ -57,23 +56,27 @@ class Limits:
     k: float
     unit: float
     trace: float  # the unit roundoff of stored traces
+    plain: float  # that of what no product makes
+    tiny: float  # the smallest normal number
 
     @classmethod
     def of(cls, record: Record, level: str, allow: Iterable[str]) -> Limits:
         """The verifier's ceiling, tightened by the receipt's own k."""
         numeric, allowed = record.raw['numeric'], set(allow)
-        asked, unit = numeric['k'], UNIT[record.dtype]
+        asked, plain = numeric['k'], UNIT[record.dtype]
+        unit = plain
         k = CEILINGS[level] if asked is None else min(asked, CEILINGS[level])
         for name, made_by in (('tf32', 'tf32'), ('bf16', 'bfloat16')):
             if numeric['matmul_precision'] == name and name in allowed:
                 unit = max(unit, UNIT[made_by])
         stored = numeric['trace_dtype']
         rounded = UNIT[stored] if stored != 'bfloat16' or 'bf16' in allowed else unit
-        return cls(k, unit, max(unit, rounded))
+        return cls(k, unit, max(unit, rounded), plain, TINY[record.dtype])
 
-    def of_path(self, path: str) -> float:
-        """``k u`` of a field."""
-        return self.k * (self.trace if path.startswith('traces_') else self.unit)
+    def of_path(self, path: str, rule: int) -> float:
+        """``k u`` of a field, as a rule looks at it."""
+        own = self.plain if rule in PLAIN else self.unit
+        return self.k * (self.trace if path.startswith('traces_') else own)
 
 
 @dataclass
@@ -82,8 +85,7 @@ class Check:
     in its run, ``limits`` those of the record at hand. ``failures`` are the first ones of steps,
     ``between`` those of rules between records; ``failed`` counts all of them.
 
-    ``loose``: how far a field may be off, as a share of its size, by the tightest rule and at the
-    worst record; ``looseness`` has the record at hand.
+    ``loose``: how far fields may be off, as a share of their size.
     """
 
     limits_of: Callable[[Record], Limits]
@@ -95,8 +97,7 @@ class Check:
     failed: Counter = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     between: list[Failure] = field(default_factory=list)
-    looseness: dict[str, float] = field(default_factory=dict)
-    loose: dict[str, float] = field(default_factory=dict)
+    loose: Looseness = field(default_factory=Looseness)
     gated: dict[int, str] = field(default_factory=dict)
     idle: dict[int, str] = field(default_factory=dict)
     disclosures: dict[str, Any] = field(default_factory=dict)
@@ -106,13 +107,6 @@ class Check:
     def begin(self, record: Record, at: str) -> None:
         """Turns to a record."""
         self.at, self.limits = at, self.limits_of(record)
-
-    def end(self) -> None:
-        """The bounds of a record are known; those that are wide are kept."""
-        for path, share in self.looseness.items():
-            if not share <= LOOSE:
-                self.loose[path] = max(share, self.loose.get(path, 0.0))
-        self.looseness = {}
 
     def close(
         self, path: str, stored: np.ndarray | None, num: Num | None, factors: Iterable[str] = ()
@@ -129,10 +123,8 @@ class Check:
         if np.shape(stored) != num.shape:
             self.fail(path, list(np.shape(stored)), list(num.shape), 'the shapes differ')
             return False
-        bad, bound = far(stored, num, self.limits.of_path(path))
-        size = norm(num.value) + NOTHING * num.floor * math.sqrt(stored.size)
-        share = norm(bound) / max(size, 1e-300)
-        self.looseness[path] = min(share, self.looseness.get(path, math.inf))
+        bad, bound = far(stored, num, self.limits.of_path(path, self.rule))
+        self.loose.weigh(self.rule, path, stored, num.value, bound, self.limits.tiny)
         if not bad.any():
             return True
         self._tell(path, stored, num.value, bad, bound, tuple(factors))
@@ -186,12 +178,6 @@ class Check:
             factors=factors,
             count=count,
         )
-
-
-def norm(x: np.ndarray) -> float:
-    """The root of the sum of squares."""
-    flat = x.reshape(-1)
-    return math.sqrt(flat @ flat)
 
 
 def _plain(x) -> Any:

@@ -372,14 +372,16 @@ class Equations:
         ends_window = 'gradients' in (self.r.raw.get('window') or {})
         return f'window/gradients/{path}' if ends_window else f'gradients/{path}'
 
-    @memo
-    def updated(self, path: str) -> tuple[dict[str, Num], Num]:
-        """The new slots of a parameter and its update, by the formula of a known optimiser."""
+    def updated(self, path: str, more: Any = 0.0) -> tuple[dict[str, Num], Num]:
+        """The new slots of a parameter and its update, by the formula of a known optimiser;
+        ``more`` are terms of a gradient that is not taken as it stands.
+        """
         r, raw = self.r, self.r.raw['optimizer']
         known, at = OPTIMIZERS[raw['name']], f'optimizer/state_before/{path}'
         slots = {slot: r.num(f'{at}/{slot}') for slot in known.slots}
         count, parameter = raw['state_before']['count'] or 0, r.num(f'params_before/{path}')
-        gradient = r.num(self.acted_on(path))
+        taken = r.num(self.acted_on(path))
+        gradient = Num(taken.value, taken.terms + more, taken.floor)
         return known.step(raw['config'], count, slots, gradient, parameter)
 
 

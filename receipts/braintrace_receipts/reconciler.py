@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
+from .equations import stored
+from .optimizers import OPTIMIZERS
 from .record import Record, Unavailable
 from .rules import RULES, RUN_RULES, STEP_RULES
 from .run_rules import ALONE, Run
@@ -113,7 +116,7 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
         if asked is not None and asked > CEILINGS[level]:
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
         seen.take(run)
-        check.end()
+        _weigh(check, record)
     if run.place < 0:
         return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
     if whole:
@@ -140,6 +143,20 @@ def _rules_of(check: Check, run: Run, whole: bool) -> None:
     check.of_run = False
     if 'gradients' in (run.now.raw.get('window') or {}) and not run.whole_window:
         check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
+
+
+def _weigh(check: Check, r: Record) -> None:
+    """How wide the bounds of a record are, and what its optimiser makes of that."""
+    name = (r.raw['optimizer'] or {'name': ''})['name']
+
+    def updated(path: str, terms: np.ndarray) -> np.ndarray | float:
+        with suppress(Unavailable):
+            if name in OPTIMIZERS:
+                exact, wide = (stored(r).updated(path, more)[1] for more in (0.0, terms))
+                return wide.terms - exact.terms
+        return 0.0
+
+    check.loose.end(r, check.limits.k * check.limits.unit, updated)
 
 
 class Seen:
@@ -197,7 +214,7 @@ class Seen:
         check = self.check
         if self.resets:
             check.disclosures['resets'] = f'{self.resets} lanes start anew, as the receipts say'
-        loose = dict(sorted(check.loose.items(), key=lambda one: -one[1]))
+        loose = check.loose.over_the_run()
         numbers = {'ties': check.ties, 'sampled arrays': self.sampled, 'loose fields': len(loose)}
         doubts = [*self.doubts, *(f'{name}: {n}' for name, n in numbers.items() if n)]
         counts = {number: check.counts[number] for number in RULES if check.counts[number]}

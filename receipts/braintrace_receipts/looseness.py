@@ -1,0 +1,162 @@
+"""How wide bounds are beside what they are for: what is right by its bound alone is told.
+
+A bound is proportional to the terms that made a number, so whoever chooses the data can make it
+wide. A large number hides no small one: fields are judged whole and by row, column and lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .bounds import Num
+from .record import Record
+
+LOOSE = 1e-2  # a bound of more than this share of what it is for is told
+FREE = 0.1  # of the numbers of a row, column or lane, or of the whole, of a gradient: this is told
+FEW = 2.0  # times that one number may be wide in a run: by chance it is the small rest of its terms
+STATES = ('carry_after', 'outputs')  # fields of which each row, column and lane stands for itself
+
+
+@dataclass
+class Wide:
+    """The bounds of a field in a record, not all of them tight, and the sizes of its numbers."""
+
+    bound: np.ndarray
+    size: np.ndarray
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Of each number, at most 1."""
+        return np.minimum(1.0, self.bound / self.size)
+
+
+@dataclass
+class Looseness:
+    """``told``: the share by which a field may be off, by the tightest rule, at the worst record or
+    over the run. ``wide`` are the bounds of the record at hand, None where all are tight, and
+    ``made`` those of its gradients, with all that the step may be off by before them.
+    """
+
+    told: dict[str, float] = field(default_factory=dict)
+    wide: dict[str, Wide | None] = field(default_factory=dict)
+    made: dict[str, Wide | None] = field(default_factory=dict)
+    learned: dict[tuple, Learned] = field(default_factory=dict)
+
+    def weigh(self, rule: int, path: str, stored, value, bound: np.ndarray, tiny: float) -> None:
+        """Keeps the tightest bound of each number beside its size. What is zero and should be, or
+        was below the smallest normal number, is not free.
+        """
+        size, value = np.abs(stored), np.abs(value)
+        right = (size == 0) & (value <= tiny)
+        found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
+        tight = bool((found.shares <= LOOSE).all())
+        if path.startswith('gradients/') and rule in (4, 14):
+            self.made[path] = None if tight else found  # rule 14 comes last
+        before = self.wide.get(path, found)
+        if tight or before is None:
+            self.wide[path] = None
+        elif before.bound.shape == bound.shape:
+            self.wide[path] = Wide(np.minimum(bound, before.bound), found.size)
+
+    def end(self, r: Record, ku: float, updated: Callable) -> None:
+        """The bounds of a record are known; ``updated(path, gradient)`` is what an optimiser makes
+        of it, None where that is not known.
+        """
+        for path, wide in self.wide.items():
+            if wide is not None:
+                self.tell(path, _share(path, wide))
+        for path, found in self.made.items():
+            name = path.removeprefix('gradients/')
+            self.learned.setdefault((name, *r.shape(path)), Learned()).take(
+                r, name, found, ku, updated
+            )
+        self.wide, self.made = {}, {}
+
+    def tell(self, path: str, share: float) -> None:
+        """A share above the threshold, at the worst record."""
+        if not share <= LOOSE:
+            self.told[path] = max(share, self.told.get(path, 0.0))
+
+    def over_the_run(self) -> dict[str, float]:
+        """All fields that are loose, the worst first."""
+        for (name, *_), one in self.learned.items():
+            self.tell(f'gradients/{name}', one.share())
+        return dict(sorted(self.told.items(), key=lambda one: -one[1]))
+
+
+class Learned:
+    """What a run does with the gradients of a parameter that may be off: for each number the sum of
+    its shares, and how far the updates of those steps may be off.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.updates = 0
+        self.shares: np.ndarray | float = 0.0
+        self.sum: np.ndarray | float = 0.0  # what the gradient of a window may be off by so far
+        self.way: np.ndarray | float = 0.0
+        self.size: np.ndarray | float = 0.0
+
+    def take(self, r: Record, name: str, found: Wide | None, ku: float, updated: Callable) -> None:
+        """A record more."""
+        self.steps += 1
+        window = r.raw.get('window') or {'index': 0, 'weight': 1.0, 'divisor': 1.0}
+        self.sum = self.sum if window['index'] else 0.0
+        if found is not None:
+            shares, weight = found.shares, abs(window['weight'] / (window['divisor'] or 1.0))
+            self.shares = self.shares + shares
+            self.sum = self.sum + weight * np.where(shares > LOOSE, found.bound, 0.0)
+        moved = r.fields.get(f'params_after/{name}')
+        if f'optimizer/updates/{name}' in r.fields and isinstance(moved, np.ndarray):
+            self.updates += 1
+            self.size = np.maximum(self.size, np.abs(moved))
+            if np.any(self.sum):
+                more = ku * updated(name, self.sum / ku)
+                self.way = self.way + np.where(self.sum > 0, more, 0.0)
+
+    def share(self) -> float:
+        """By row, column and as a whole: the mean share of the numbers whose way it matters for,
+        without the widest one; of a single number, if a quarter of its steps is free.
+        """
+        shares = np.asarray(self.shares, float)
+        if self.updates:
+            shares = np.where(self.way > LOOSE * self.size, shares, 0.0)
+        one = float(shares.max(initial=0.0))
+        alone = one / self.steps if one > max(FEW, self.steps / 4) else 0.0
+        mean = _mean(shares / self.steps, np.ones(shares.shape, bool))
+        return max(alone, mean if mean > FREE else 0.0)
+
+
+def _share(path: str, wide: Wide) -> float:
+    """Of a field in a record."""
+    there = np.isfinite(wide.size)
+    bound, size = np.where(there, wide.bound, 0.0), np.where(there, wide.size, 0.0)
+    share = _ratio(bound, size, None)
+    if path.startswith(STATES):
+        share = max(share, _mean(np.where(there, wide.shares, 0.0), there))
+    elif path.startswith('traces_after'):  # a unit that is flat has a trace of rounding alone
+        share = max([share, *(_ratio(bound, size, axis) for axis in range(size.ndim - 1))])
+    return share
+
+
+def _others(ndim: int, kept: int | None) -> tuple[int, ...]:
+    return tuple(axis for axis in range(ndim) if axis != kept)
+
+
+def _ratio(bound: np.ndarray, size: np.ndarray, kept: int | None) -> float:
+    """The norm of the bounds beside that of the sizes; of the parts along an axis the worst."""
+    others = _others(size.ndim, kept)
+    above, below = ((one**2).sum(others) for one in (bound, size))
+    return float(np.sqrt(np.max(above / np.where(above > 0, below, 1.0), initial=0.0)))
+
+
+def _mean(shares: np.ndarray, there: np.ndarray) -> float:
+    """The mean share of the worst row, column or lane, or of all, without the widest number."""
+    found = 0.0
+    for kept in [None, *range(shares.ndim)] if shares.ndim > 1 else [None][: shares.ndim]:
+        others = _others(shares.ndim, kept)
+        rest = shares.sum(others) - shares.max(others, initial=0.0)
+        found = max(found, float(np.max(rest / np.maximum(1, there.sum(others) - 1), initial=0.0)))
+    return found
