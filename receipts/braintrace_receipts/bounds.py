@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
@@ -10,6 +13,42 @@ UNIT = {'float64': 2.0**-53, 'float32': 2.0**-24, 'tf32': 2.0**-11, 'bfloat16': 
 TINY = {'float64': 2.0**-1022, 'float32': 2.0**-126}  # what is smaller may count as zero
 MOST = 64  # the largest k
 WARM_UP = 1 / 128  # a warm-up may be off by this share of itself at most
+
+
+ROOM = 2**24  # numbers that formulas may hold at once beside those of a receipt ...
+SHARE = 4  # ... and for each number that it has
+
+
+class TooLarge(Exception):
+    """An array that a formula would make is out of proportion to the receipt."""
+
+
+class Room:
+    """How many numbers formulas may hold, and how many they do."""
+
+    def __init__(self, most: int):
+        self.most, self.held = most, 0
+
+
+_room: ContextVar[Room | None] = ContextVar('room', default=None)
+
+
+@contextmanager
+def room_for(numbers: int) -> Iterator[None]:
+    """Formulas hold no more than is in proportion to a receipt of so many numbers."""
+    before = _room.set(Room(ROOM + SHARE * numbers))
+    try:
+        yield
+    finally:
+        _room.reset(before)
+
+
+def asked(*shape: int) -> None:
+    """Whether there is room for an array, before it is made."""
+    room, size = _room.get(), math.prod(shape)
+    if room is not None and room.held + size > room.most:
+        said = f'{room.held + size:,} numbers at once, where {room.most:,} may be'
+        raise TooLarge(f'its formulas would make {said}')
 
 
 class Num:
@@ -21,25 +60,34 @@ class Num:
     for a term that was flushed to zero.
     """
 
-    __slots__ = ('floor', 'terms', 'value')
+    __slots__ = ('floor', 'room', 'terms', 'value')
     __array_priority__ = 1000  # an ndarray on the left leaves the operation to this class
 
     def __init__(self, value: np.ndarray, terms: np.ndarray, floor: float = 0.0):
-        self.value, self.terms, self.floor = value, terms, floor
+        self.value, self.terms, self.floor, self.room = value, terms, floor, _room.get()
+        if self.room is not None:
+            self.room.held += value.size
+
+    def __del__(self) -> None:
+        if self.room is not None:
+            self.room.held -= self.value.size
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the value."""
         return self.value.shape
 
-    def _lifted(self, other) -> Num:
-        return other if isinstance(other, Num) else exact(other, self.floor)
+    def _with(self, other) -> Num:
+        """The other operand of an operation element by element."""
+        found = other if isinstance(other, Num) else exact(other, self.floor)
+        asked(*np.broadcast_shapes(self.shape, found.shape))
+        return found
 
     def _made(self, value: np.ndarray, terms: np.ndarray, own: np.ndarray) -> Num:
         return Num(value, terms + own + self.floor, self.floor)
 
     def __add__(self, other) -> Num:
-        other = self._lifted(other)
+        other = self._with(other)
         own = np.abs(self.value) + np.abs(other.value)
         return self._made(self.value + other.value, self.terms + other.terms, own)
 
@@ -49,29 +97,29 @@ class Num:
         return Num(-self.value, self.terms, self.floor)
 
     def __sub__(self, other) -> Num:
-        return self + -self._lifted(other)
+        return self + -self._with(other)
 
     def __rsub__(self, other) -> Num:
         return -self + other
 
     def __mul__(self, other) -> Num:
-        other = self._lifted(other)
+        other = self._with(other)
         a, b = np.abs(self.value), np.abs(other.value)
         return self._made(self.value * other.value, a * other.terms + self.terms * b, a * b)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other) -> Num:
-        other = self._lifted(other)
+        other = self._with(other)
         value, b = self.value / other.value, np.abs(other.value)
         terms = self.terms / b + np.abs(value) * other.terms / b
         return self._made(value, terms, np.abs(value))
 
     def __rtruediv__(self, other) -> Num:
-        return self._lifted(other) / self
+        return self._with(other) / self
 
-    def __matmul__(self, other) -> Num:
-        other = self._lifted(other)
+    def __matmul__(self, other: Num) -> Num:
+        asked(*self.shape[:-1], *other.shape[1:])
         a, b = np.abs(self.value), np.abs(other.value)
         terms = a @ (other.terms + b) + self.terms @ b
         return Num(
@@ -94,6 +142,7 @@ class Num:
 
     def sum(self, axis=None) -> Num:
         """Along an axis; the terms of the sum are the summands."""
+        asked(self.value.size)
         terms = self.terms + np.abs(self.value)
         n = self.value.size if axis is None else self.value.shape[axis]
         return Num(self.value.sum(axis), terms.sum(axis) + n * self.floor, self.floor)
@@ -104,10 +153,12 @@ class Num:
 
     def reshape(self, shape: tuple[int, ...]) -> Num:
         """In another shape."""
+        asked(self.value.size)
         return self.moved(lambda array: array.reshape(shape))
 
     def map(self, f: Callable, slope: Callable) -> Num:
         """A function; ``slope`` bounds the size of its derivative."""
+        asked(self.value.size)
         value = f(self.value)
         carried = np.where(self.terms > 0, np.abs(slope(self.value)) * self.terms, 0.0)
         return self._made(value, carried, np.abs(value))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from .arrays import array_digest
-from .errors import ReceiptError
-from .record import array_paths
+from .errors import MAX_TOTAL, ReceiptError
+from .record import array_paths, elements_of
 from .schema import check
 
 FILED = {'shape', 'dtype', 'sha256', 'file', 'key', 'data'}
 MAX_DIRECTORY = 2**20  # bytes of the table of contents of an npz
-UNREADABLE = (OSError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+UNREADABLE = (OSError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError)
 
 
 def resolve_files(
@@ -32,9 +32,12 @@ def resolve_files(
     """
     if check(receipt, 'braintrace.receipt/1'):
         return receipt
+    nodes = array_paths(receipt)
+    if elements_of(nodes, sampled=True) > MAX_TOTAL:
+        return receipt  # which is then refused for that
     with ExitStack() as stack:
         archives: dict[str, zipfile.ZipFile] = {}
-        for path, node in array_paths(receipt):
+        for path, node in nodes:
             if node is None or 'file' not in node or 'data' in node:
                 continue
             name, key = node['file'], node['key']
@@ -42,7 +45,7 @@ def resolve_files(
                 _once(seen, name, key, path)
             try:
                 if name not in archives:
-                    archives[name] = stack.enter_context(_opened(Path(folder) / name))
+                    archives[name] = _opened(Path(folder) / name, stack)
                 node['data'] = _read(archives[name], node)
             except UNREADABLE as error:
                 said = f'{name} and {key!r:.80}: {error}'[:300]
@@ -73,17 +76,26 @@ def _once(seen: set[tuple[str, str]], name: str, key: str, path: str) -> None:
     seen.add((name, key))
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
-    """An npz that is a regular file, and whose table of contents is no larger than it may be."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise ValueError('no regular file, but a link, a pipe or a folder')
-    with open(path, 'rb') as stream:
-        stream.seek(max(0, os.path.getsize(path) - 42))
-        tail = stream.read(42)
+def _opened(path: Path, stack: ExitStack) -> zipfile.ZipFile:
+    """An npz that is a regular file, opened once, whose table of contents is no larger than it may
+    be and whose arrays lie one behind the other.
+    """
+    flags = (getattr(os, name, 0) for name in ('O_NOFOLLOW', 'O_NONBLOCK', 'O_CLOEXEC', 'O_BINARY'))
+    stream = stack.enter_context(os.fdopen(os.open(path, os.O_RDONLY | sum(flags)), 'rb'))
+    about = os.fstat(stream.fileno())
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError('no regular file, but a pipe or a folder')
+    stream.seek(max(0, about.st_size - 42))
+    tail = stream.read(42)
     large, size = tail[:4] == b'PK\x06\x07', int.from_bytes(tail[-10:-6], 'little')
     if tail[-22:-18] != b'PK\x05\x06' or large or size > MAX_DIRECTORY:
         raise ValueError('no plain npz, or one of too many arrays: write one for each step')
-    return zipfile.ZipFile(path)
+    archive, end = stack.enter_context(zipfile.ZipFile(stream)), 0
+    for member in sorted(archive.infolist(), key=lambda one: one.header_offset):
+        if member.header_offset < end:
+            raise ValueError('its arrays overlap')
+        end = member.header_offset + member.compress_size
+    return archive
 
 
 def _read(archive: zipfile.ZipFile, node: dict) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .bounds import Num, constant, exact, where
+from .bounds import Num, asked, constant, exact, where
 
 Slots = dict[str, Num]
 
@@ -158,6 +158,7 @@ def _one_hot(op: Op, x: Num) -> Num:
     if len(x.shape) != FORMULAS[op.primitive].laned:
         return x
     rows = np.arange(op.weight('weight').shape[0])
+    asked(*x.shape, rows.size)
     return exact(x.value[..., None] == rows, x.floor)
 
 
@@ -203,6 +204,7 @@ def _entries_only(op: Op, at_entry: Num) -> Num:
 def _gathered(op: Op, axis: int, values: Num) -> Num:
     """Numbers at rows (axis 0) or columns of the entries."""
     at = np.asarray(op.option(('rows', 'columns')[axis]), int)
+    asked(values.shape[0], at.size)
     return values[:, np.minimum(at, op.option('shape')[axis] - 1)]
 
 
@@ -232,6 +234,7 @@ def _sources(op: Op, axis: int, size: int, outputs: int, window: int) -> np.ndar
     """``(outputs, window)``: what of x a tap reads along a spatial axis; ``size`` for padding."""
     stride, (low, _) = op.option('strides')[axis], op.option('padding')[axis]
     apart, taps_apart = (op.option(name)[axis] for name in ('lhs_dilation', 'rhs_dilation'))
+    asked(outputs, window)
     at = np.arange(outputs)[:, None] * stride + np.arange(window) * taps_apart - low
     inside = (at >= 0) & (at <= (size - 1) * apart) & (at % apart == 0)
     return np.where(inside, at // apart, size)
@@ -244,6 +247,7 @@ def _taps(op: Op, x: Num, d: Num) -> Num:
     groups = op.option('feature_group_count')
     if outs % groups:
         raise op.none(f'of {outs} outputs in {groups} groups')
+    asked(outs, ins)
     channels = np.arange(outs)[:, None] // (outs // groups) * ins
     sizes = [x.shape[axis] for axis in of_x[2:]]
     spatial = [
@@ -252,10 +256,12 @@ def _taps(op: Op, x: Num, d: Num) -> Num:
     ]
 
     def moved(array: np.ndarray) -> np.ndarray:
+        asked(array.shape[of_x[0]], outs, ins, *sizes)
         array = np.transpose(array, of_x)[:, channels + np.arange(ins)]
         for i, sources in enumerate(spatial):
             axis = 3 + 2 * i
             padding = [(0, int(a == axis)) for a in range(array.ndim)]
+            asked(*array.shape[:axis], *sources.shape, *array.shape[axis + 1 :])
             array = np.take(np.pad(array, padding), sources, axis)
         n = len(window)
         y = [1, *range(3, 3 + 2 * n, 2)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .bounds import TooLarge, room_for
 from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
 from .equations import stored
 from .optimizers import OPTIMIZERS
@@ -83,6 +84,9 @@ def _guarded(judge: Callable[[], Result]) -> Result:
     try:
         with np.errstate(all='ignore'):
             return judge()
+    except (TooLarge, MemoryError) as error:
+        said = f'{error}' or 'its formulas ask for more memory than there is'
+        return _malformed([Failure(0, '', 'too large', None, hint=said)])
     except (Exception, RecursionError) as error:  # the promise is to return, whatever came in
         said = f'{type(error).__name__}: {error}'[:300]
         return _malformed([Failure(0, 'internal', None, None, hint=said)])
@@ -111,12 +115,13 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
             return _malformed(found)
         check.begin(record, at)
         run.take(record)
-        _rules_of(check, run, whole)
+        with room_for(sum(one.size for one in {*run.window, record})):
+            _rules_of(check, run, whole)
+            _weigh(check, record)
         asked = record.raw['numeric']['k']
         if asked is not None and asked > CEILINGS[level]:
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
         seen.take(run)
-        _weigh(check, record)
     if run.place < 0:
         return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
     if whole:

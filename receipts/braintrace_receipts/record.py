@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,12 @@ def array_paths(raw: Mapping) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     with_arrays(raw, lambda path, value: found.append((path, value)))
     return found
+
+
+def elements_of(nodes: Iterable[tuple[str, Any]], sampled: bool = False) -> int:
+    """The numbers of arrays, or of those that are whole."""
+    counted = (one for _, one in nodes if one is not None and (sampled or not is_sampled(one)))
+    return sum(math.prod(one['shape']) for one in counted)
 
 
 def below(paths: list[str], prefix: str) -> list[str]:
@@ -93,6 +100,11 @@ class Record:
         return rows
 
     # structure ------------------------------------------------------------------------------------
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers are here."""
+        return sum(one.size for one in self.fields.values() if isinstance(one, np.ndarray))
 
     @property
     def dtype(self) -> str:

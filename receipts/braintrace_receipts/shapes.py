@@ -65,8 +65,10 @@ def shape_problems(raw: Mapping, nodes: list[tuple[str, dict | None]]) -> Iterat
         yield from _fits(shape, path, want, axes)
     groups, paths = {group['name']: group for group in raw['topology']['groups']}, sorted(shape)
     for relation in raw['topology']['relations']:
+        for end in relation['groups']:
+            yield from _of_positions(shape, relation, groups[end], lanes, paths)
         if relation['primitive'] in FORMULAS:
-            yield from _misfits(raw, shape, relation, groups, paths)
+            yield from _misfits(raw, shape, relation, paths)
 
 
 def _fits(shape: Shapes, path: str, want: tuple, axes: dict[str, int]) -> Iterator[Problem]:
@@ -136,6 +138,21 @@ def _of_cell(raw: Mapping) -> Due:
 # what the formulas of the primitives take: they are tried without lanes ---------------------------
 
 
+def _of_positions(
+    shape: Shapes, relation: Mapping, group: Mapping, lanes: int, paths: list[str]
+) -> Iterator[Problem]:
+    """Where a relation's y feeds other positions than its own, there is one for each of D_f's."""
+    name, end = relation['name'], group['name']
+    positions = relation.get('options', {}).get('positions', {}).get(end)
+    if positions is not None:
+        D_f = {shape[path] for path in below(paths, f'factors/{name}/{end}/D_f')}
+        yield from _same(f'factors/{name}/{end}', len(D_f) < 2, 'D_f of several shapes')
+        fit = all((lanes, len(positions)) == (*one[:1], math.prod(one[1:])) for one in D_f)
+        fit = fit and max(positions, default=-1) < math.prod(group['shape'])
+        said = 'positions that are not in the group'
+        yield from _same(f'topology/relations/{name}', fit, said)
+
+
 def _misfits(raw: Mapping, shape: Shapes, relation: Mapping, *of_all) -> Iterator[Problem]:
     name, primitive = relation['name'], relation['primitive']
     try:
@@ -149,7 +166,7 @@ def _misfits(raw: Mapping, shape: Shapes, relation: Mapping, *of_all) -> Iterato
 
 
 def _tried(
-    raw: Mapping, shape: Shapes, relation: Mapping, groups: Mapping, paths: list[str]
+    raw: Mapping, shape: Shapes, relation: Mapping, paths: list[str]
 ) -> Iterator[Problem]:
     name, params, ends = relation['name'], relation['params'], relation['groups']
     options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
@@ -172,13 +189,8 @@ def _tried(
             yield from _same(path, found == shape[path], f'{shape[path]}, and {found} is due')
     for end in ends:
         D_f = {shape[path] for path in below(paths, f'factors/{name}/{end}/D_f')}
-        positions = options.get('positions', {}).get(end)
-        if positions is not None:
-            yield from _same(f'factors/{name}/{end}', len(D_f) < 2, 'D_f of several shapes')
-            fit = all(len(positions) == math.prod(one[1:]) for one in D_f)
-            fit = fit and max(positions, default=-1) < math.prod(groups[end]['shape'])
-            said = 'positions that are not in the group'
-            yield from _same(f'topology/relations/{name}', fit, said)
+        fit = all(one[len(one) - op.rank :] == dy[laned:] for one in D_f)
+        yield from _same(f'factors/{name}/{end}', fit, f'D_f {D_f} where y has {dy}')
         before = f'traces_before/{name}/{end}'
         own_trace = {path: shape[path] for path in below(paths, before)}
         for coords in D_f:

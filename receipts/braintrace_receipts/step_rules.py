@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from .bounds import constant, exact, total
+from .bounds import Num, asked, exact, total
 from .cells import Entries
 from .checks import Check, Gated, Idle
 from .equations import Equations, Made, listed, stored
@@ -55,6 +56,7 @@ def known_entries(r: Record, prefix: str) -> Entries:
         if sample is None:
             found.append(None if r.fields[path] is None else r.num(path))
             continue
+        asked(*r.shape(path))
         whole = np.full(r.shape(path), np.nan)
         whole.reshape(-1)[sample[0]] = sample[1]
         found.append(exact(whole, r.floor))
@@ -130,13 +132,18 @@ def _source_path(part: str) -> str:
     return {'inputs': 'inputs', 'carry': f'carry_before/{name}', 'new': f'carry_after/{name}'}[kind]
 
 
+DECAY = 2.0  # roundings of a decay
+
+
 def constants(r: Record, c: Check) -> None:
     """Decays are those of their times; ``D`` is made of the constants."""
     declared, s = r.constants, _of_cell(r)
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
         if number in declared:
-            dt, tau = (constant(declared[name], r.floor) for name in ('dt', time))
-            want = (-(dt / tau)).map(np.exp, np.exp)
+            x = declared['dt'] / declared[time]
+            # no step makes it: it is rounded itself, and dt/tau before it
+            terms = min(DECAY, c.limits.k) / c.limits.k * (1 + x) * math.exp(-x)
+            want = Num(np.asarray(math.exp(-x)), np.asarray(terms), r.floor)
             path = f'topology/constants/{number}'
             c.close(path, np.asarray(float(declared[number])), want, ('dt', time))
     for name, group in r.pairs:

@@ -15,7 +15,8 @@ from .cells import CELLS, READOUTS
 from .errors import MAX_TOTAL, Problem
 from .optimizers import OPTIMIZERS
 from .primitives import FORMULAS
-from .record import FILTER, Record, array_paths
+from .bounds import room_for
+from .record import FILTER, Record, array_paths, elements_of
 from .schema import MOST, check
 from .shapes import shape_problems
 from .surrogates import SURROGATES
@@ -33,9 +34,10 @@ def read(raw: Any) -> tuple[list[Problem], Record | None]:
         if not found:
             found = list(islice(of_names(raw), MOST))
     nodes = [] if found else array_paths(raw)
-    for of_nodes in (_paths, shape_problems, _places):
-        if not found:
-            found = list(islice(of_nodes(raw, nodes), MOST))
+    with room_for(elements_of(nodes)):
+        for of_nodes in (_paths, shape_problems, _places):
+            if not found:
+                found = list(islice(of_nodes(raw, nodes), MOST))
     if found:
         return found, None
     record = Record(raw)
@@ -269,7 +271,7 @@ def _paths(raw: Mapping, nodes: Nodes) -> Problems:
     counts = Counter(path for path, _ in nodes)
     twice = [path for path, count in counts.most_common(3) if count > 1]
     yield from _unless(not twice, 'topology', f'two names that make one path: {twice}')
-    total = sum(math.prod(node['shape']) for _, node in nodes if node is not None)
+    total = elements_of(nodes, sampled=True)
     said = f'{total:,} elements in all, more than {MAX_TOTAL:,}'
     yield from _unless(total <= MAX_TOTAL, '', said)
 
