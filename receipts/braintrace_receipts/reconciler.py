@@ -13,6 +13,7 @@ import numpy as np
 from .bounds import TooLarge, room_for
 from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
 from .equations import stored
+from .looseness import LOOSE
 from .optimizers import OPTIMIZERS
 from .record import Record, Unavailable
 from .rules import RULES, RUN_RULES, STEP_RULES
@@ -169,9 +170,11 @@ class Seen:
 
     def __init__(self, check: Check):
         self.check = check
-        self.gaps = self.resets = self.sampled = self.updates = 0
+        self.gaps = self.resets = self.sampled = self.updates = self.left_out = self.idle = 0
         self.bases: set[str] = set()
         self.doubts: list[str] = []
+        self.ranges: dict[str, tuple[float, float]] = {}
+        self.still: set[str] = set()
 
     def take(self, run: Run) -> None:
         """What a record adds."""
@@ -182,10 +185,31 @@ class Seen:
         self.bases |= {r.raw['skip']['basis']} if 'skip' in r.raw else set()
         if run.place == 0:
             self._start(r)
+        window = r.raw.get('window') or {**ALONE, 'weight': 1.0}
+        weight = window['weight'] * float(_size(r, 'loss/mask', np.sum))
+        self._range('weight of a step', weight / (r.raw['loss']['divisor'] or 1.0))
         if r.raw['optimizer'] is not None:
-            if not self.updates:
-                self._optimizer(r)
-            self.updates += 1
+            self._update(r)
+        elif window['index'] + 1 == window['length']:
+            self.left_out += 1
+
+    def _range(self, name: str, value: float) -> None:
+        low, high = self.ranges.get(name, (value, value))
+        self.ranges[name] = min(low, value), max(high, value)
+
+    def _update(self, r: Record) -> None:
+        """An update, which may move less than it seems."""
+        for name in ('lr', 'weight_decay'):
+            if name in r.raw['optimizer']['config']:
+                self._range(name, r.raw['optimizer']['config'][name])
+        still = {path for path in r.keys('params_before') if _same(r, path)}
+        learns = any(_size(r, f'gradients/{path}', np.any) for path in r.keys('gradients'))
+        if not self.updates:
+            self._optimizer(r)
+            self.still = still
+        self.idle += learns and len(still) == len(r.keys('params_before'))
+        self.still &= still
+        self.updates += 1
 
     def _start(self, r: Record) -> None:
         """Where the first record starts, which no record before it shows."""
@@ -214,8 +238,25 @@ class Seen:
             told['steps between records'] = f'{self.gaps} gaps: what happened there is not checked'
             self.doubts.append(f'gaps between records: {self.gaps}')
 
+    def _odd(self) -> None:
+        """What is right in its arithmetic, and not what a reader expects."""
+        told = self.check.disclosures
+        for name, (low, high) in self.ranges.items():
+            if low != high:
+                told[name] = f'{low:.4g} to {high:.4g}'
+            if low < 0 or (name == 'weight of a step' and low <= LOOSE * high):
+                self.doubts.append(f'{name}: {low:.4g} to {high:.4g}')
+        if not self.updates:
+            return
+        numbers = {'steps without an update': self.left_out, 'updates that move nothing': self.idle}
+        self.doubts += [f'{name}: {n}' for name, n in numbers.items() if n]
+        if self.still:
+            few = ', '.join(sorted(self.still)[:5])
+            self.doubts.append(f'parameters that never move: {len(self.still)} ({few:.100})')
+
     def result(self) -> Result:
         """All that was found."""
+        self._odd()
         check = self.check
         if self.resets:
             check.disclosures['resets'] = f'{self.resets} lanes start anew, as the receipts say'
@@ -248,6 +289,20 @@ class Seen:
         if 14 not in self.check.gated:
             return 'rederived'
         return 'skipped' if self.bases - set(PARTIAL) else 'consistent'
+
+
+def _size(r: Record, path: str, of: Callable) -> Any:
+    """A number that a field makes; of one that is not whole 1."""
+    found = r.fields.get(path)
+    return of(found) if isinstance(found, np.ndarray) else 1
+
+
+def _same(r: Record, path: str) -> bool:
+    """Whether a parameter is what it was."""
+    a, b = (r.fields.get(f'params_{when}/{path}') for when in ('before', 'after'))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return isinstance(a, dict) and isinstance(b, dict) and a['sha256'] == b['sha256']
 
 
 def _options(level: str, allow: Iterable[str], key: bytes | None) -> str:

@@ -173,13 +173,14 @@ class Record:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Algorithm, numbers and cell: what a run keeps."""
+        """Algorithm, numbers, cell and loss: what a run keeps."""
         numbers = {f'algorithm/{k}': v for k, v in self.algorithm.items() if k != 'feedback'}
         numeric = {f'numeric/{k}': v for k, v in self.raw['numeric'].items() if k != 'k'}
         kind = (self.algorithm['feedback'] or {}).get('kind')
         names = ('cell', 'readout', 'roles', 'constants')
         topology = {f'topology/{name}': self.topology[name] for name in names}
-        return {**numbers, **numeric, **topology, 'algorithm/feedback': kind}
+        loss = {f'loss/{name}': self.raw['loss'][name] for name in ('name', 'reduction')}
+        return {**numbers, **numeric, **topology, **loss, 'algorithm/feedback': kind}
 
     def of_lanes(self, path: str, lanes: np.ndarray | None) -> np.ndarray | None:
         """A field at some lanes, or whole if there are none; None is a zero by structure."""

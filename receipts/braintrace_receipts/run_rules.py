@@ -22,7 +22,8 @@ from .rederivation import obstacle, unknown
 class Run:
     """The record at hand, ``now``, and what of the run before it is still looked at: the first
     record, the one before, the last with an update if no step is missing since, what optimiser it
-    has, the records of the window at hand from its first one on, and the root digest so far.
+    has, how its windows are reduced, the records of the window at hand from its first one on, and
+    the root digest so far.
     """
 
     now: Record
@@ -33,6 +34,7 @@ class Run:
         self.before: Record | None = None
         self.updated: Record | None = None
         self.optimizer: dict | None = None
+        self.reduction: str | None = None
         self.window: list[Record] = []
         self.root = ''
 
@@ -177,12 +179,15 @@ def optimizer_chains(run: Run, c: Check) -> None:
 
 
 def configuration_stays(run: Run, c: Check) -> None:
-    """Algorithm, numbers, cell, feedback and optimiser, but for its rate."""
+    """Algorithm, numbers, cell, loss, feedback and optimiser, but for its rate."""
     first, r = run.first, run.now
     own = None if r.raw['optimizer'] is None else _fixed(r)
     run.optimizer = run.optimizer or own
+    window = r.raw.get('window') or {'reduction': run.reduction}
+    run.reduction = run.reduction or window['reduction']
     if run.before is None:
         raise Idle('one record')
+    c.true('window/reduction', window['reduction'] == run.reduction, window, run.reduction)
     want = first.settings
     for name, value in r.settings.items():
         c.true(name, value == want[name], value, want[name])

@@ -159,8 +159,9 @@ def constants(r: Record, c: Check) -> None:
 def learning_signal(r: Record, c: Check) -> None:
     """``dh``: the readout's pullback, fixed feedback, or the modulator."""
     s, feedback = _of_cell(r), r.algorithm['feedback']
-    if feedback is not None and feedback['kind'] == 'modulator':
-        c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
+    if feedback is not None:
+        what = {'modulator': 'signal', 'fixed': 'feedback'}[feedback['kind']]
+        c.tell('algorithm/feedback', f'the {what} comes from outside: it is taken as given')
     hold(r, c, s.learning_signals())
 
 
