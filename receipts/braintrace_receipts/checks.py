@@ -103,6 +103,7 @@ class Check:
     disclosures: dict[str, Any] = field(default_factory=dict)
     ties: int = 0
     key: bytes | None = None
+    ended: bool = False  # the signature says that the record at hand is the last
 
     def begin(self, record: Record, at: str) -> None:
         """Turns to a record."""

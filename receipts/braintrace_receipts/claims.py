@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .record import Record
 
 def check_digest(r: Record, c: Check) -> None:
     """The digest is that of the bytes; a signature is checked where there is a key."""
-    digests = r.raw.get('digests')
+    digests, c.ended = r.raw.get('digests'), False
     if c.key is not None:
         c.true('digests/signature', 'signature' in (digests or {}), 'none', 'one: a key was given')
     if digests is None:
@@ -28,13 +29,17 @@ def check_digest(r: Record, c: Check) -> None:
     if c.key is None:
         c.tell('signature', 'not checked: no key was given')
         return
-    want = signed(digests['receipt'], c.key)
-    c.true('digests/signature', hmac.compare_digest(want, signature['value']), '...', 'of this key')
+    own, c.ended = (
+        hmac.compare_digest(signed(digests, c.key, end), signature['value'])
+        for end in (False, True)
+    )
+    c.true('digests/signature', own or c.ended, '...', 'of this key, for this digest and root')
 
 
-def signed(receipt_digest: str, key: bytes) -> str:
-    """The signature of a digest."""
-    return hmac.new(key, receipt_digest.encode(), 'sha256').hexdigest()
+def signed(digests: Mapping, key: bytes, end: bool = False) -> str:
+    """The signature of a receipt and of its place in a run, by its digests, and of the run's end."""
+    text = '\n'.join((digests['receipt'], digests.get('root', ''), 'end' if end else ''))
+    return hmac.new(key, text.encode(), 'sha256').hexdigest()
 
 
 def check_skip(r: Record, c: Check) -> None:

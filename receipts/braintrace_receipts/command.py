@@ -117,7 +117,7 @@ def parser() -> Parser:
     run = 'check what lies between the records too; several lines are always taken as a run'
     add('--run', action='store_true', dest='whole', help=run)
     add('--json', action='store_true', help='JSON on stdout instead of a table')
-    strict = 'what leaves a doubt fails too: ties, samples, wide bounds, gaps, a cut run'
+    strict = 'what leaves a doubt fails too: ties, samples, wide bounds, gaps, a cut run, odd updates'
     add('--strict', action='store_true', help=strict)
     accept = 'pass also where all numbers agree and the engine cannot derive the step'
     add('--accept', choices=['consistent'], help=accept)
@@ -125,7 +125,10 @@ def parser() -> Parser:
     add('--allow', type=_allowed, default=(), metavar='tf32,bf16', help=allow)
     level = 'how far a number may be off: 64 roundings (default), or 8 for receipts of an engine'
     add('--level', choices=list(CEILINGS), default='observer', help=level)
-    key = 'the key of the signatures: the bytes of the file, all of them'
+    key = (
+        'the key of the signatures, the bytes of the file, all of them: each record has to be signed '
+        'with its root digest, and the last one as the end'
+    )
     add('--key', metavar='FILE', help=key)
 
     add = command('rules', _rules, 'List the rules, or explain one.')

@@ -17,6 +17,7 @@ from .record import Record
 LOOSE = 1e-2  # a bound of more than this share of what it is for is told
 FREE = 0.1  # of the numbers of a row, column or lane, or of the whole, of a gradient: this is told
 FEW = 2.0  # times that one number may be wide in a run: by chance it is the small rest of its terms
+LEARNED = (4, 14)  # rules of gradients; the later one counts all that the step may be off by
 STATES = ('carry_after', 'outputs')  # fields of which each row, column and lane stands for itself
 
 
@@ -49,14 +50,19 @@ class Looseness:
         """Keeps the tightest bound of each number beside its size. What is zero and should be, or
         was below the smallest normal number, is not free.
         """
-        size, value = np.abs(stored), np.abs(value)
-        right = (size == 0) & (value <= tiny)
-        found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
-        tight = bool((found.shares <= LOOSE).all())
-        if path.startswith('gradients/') and rule in (4, 14):
-            self.made[path] = None if tight else found  # rule 14 comes last
+        learned = rule in LEARNED and path.startswith('gradients/')
+        if not learned and self.wide.get(path, path) is None:
+            return
+        value, found = np.abs(value), None
+        if not np.all(LOOSE * value >= bound):
+            size = np.abs(stored)
+            right = (size == 0) & (value <= tiny)
+            found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
+            found = None if (found.shares <= LOOSE).all() else found
+        if learned:
+            self.made[path] = found
         before = self.wide.get(path, found)
-        if tight or before is None:
+        if found is None or before is None:
             self.wide[path] = None
         elif before.bound.shape == bound.shape:
             self.wide[path] = Wide(np.minimum(bound, before.bound), found.size)

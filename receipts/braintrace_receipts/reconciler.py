@@ -59,7 +59,7 @@ def reconcile(
     """Verify one receipt, any value whatever; nothing is raised.
 
     ``level``: the ceiling of k, ``'observer'`` 64 or ``'engine'`` 8. ``allow``: ``'tf32'`` and
-    ``'bf16'`` admit products, and traces, of that precision. ``key``: of a signature.
+    ``'bf16'`` admit products, and traces, of that precision. ``key``: of the signatures.
 
     >>> reconcile(None).verdict
     'malformed'
@@ -234,6 +234,9 @@ class Seen:
         if window['index'] + 1 < window['length']:
             told['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
             self.doubts.append('an end in the middle of a window')
+        if self.check.key is not None and not run.ended:
+            told['signature'] = 'the last record is not signed as the end: later ones may be missing'
+            self.doubts.append('an end that is not signed')
         if self.gaps:
             told['steps between records'] = f'{self.gaps} gaps: what happened there is not checked'
             self.doubts.append(f'gaps between records: {self.gaps}')

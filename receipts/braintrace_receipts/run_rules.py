@@ -22,8 +22,8 @@ from .rederivation import obstacle, unknown
 class Run:
     """The record at hand, ``now``, and what of the run before it is still looked at: the first
     record, the one before, the last with an update if no step is missing since, what optimiser it
-    has, how its windows are reduced, the records of the window at hand from its first one on, and
-    the root digest so far.
+    has, how its windows are reduced, the records of the window at hand from its first one on, the root
+    digest so far, and whether a signature says that the run has ended.
     """
 
     now: Record
@@ -37,6 +37,7 @@ class Run:
         self.reduction: str | None = None
         self.window: list[Record] = []
         self.root = ''
+        self.ended = False
 
     def take(self, record: Record) -> None:
         """Turns to the next record."""
@@ -93,9 +94,12 @@ def one_run(run: Run, c: Check) -> None:
 def root_digest(run: Run, c: Check) -> None:
     """Each root digest is made of the one before and of the record."""
     digests = run.now.raw.get('digests', {})
+    if run.ended:
+        c.true('digests/signature', False, 'a record', 'none behind the signed end')
+    run.ended = c.ended
     if 'root' not in digests:
-        if run.root:
-            c.true('digests/root', False, 'no root digest', 'one as before')
+        if run.root or c.key is not None:
+            c.true('digests/root', False, 'no root digest', 'one, as before or for a key')
         raise Idle('the records have no root digest')
     want = chained_root(run.root, digests['receipt'])
     if run.place == 0 and run.now.raw['step'] > 0:

@@ -11,6 +11,7 @@ import numpy as np
 
 from braintrace_receipts.arrays import array_of, decimals, node
 from braintrace_receipts.canonical import digest, emit, spec_digest
+from braintrace_receipts.claims import signed
 from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
 from braintrace_receipts.optimizers import OPTIMIZERS as KNOWN
@@ -286,14 +287,18 @@ def plain(record: dict) -> dict:
     return json.loads(emit(record))
 
 
-def seal(records: list[dict]) -> list[dict]:
-    """With digests."""
+def seal(records: list[dict], key: bytes | None = None) -> list[dict]:
+    """With digests, and with signatures where there is a key."""
     root, found = '', []
-    for record in records:
+    for i, record in enumerate(records, 1):
         record = {key: value for key, value in record.items() if key != 'digests'}
         own = digest(record)
         root = chained_root(root, own)
-        found.append({**record, 'digests': {'receipt': own, 'root': root}})
+        digests: dict[str, Any] = {'receipt': own, 'root': root}
+        if key is not None:
+            value = signed(digests, key, i == len(records))
+            digests['signature'] = {'algorithm': 'hmac-sha256', 'key_id': 'k', 'value': value}
+        found.append({**record, 'digests': digests})
     return found
 
 

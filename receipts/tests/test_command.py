@@ -168,9 +168,9 @@ def test_a_key_asks_for_signatures(call):
     value = receipt()
     assert call('verify', '-', '--key', 'key', stdin=value)[0] == 1
     for key, want in ((b'secret\n', 0), (b'other', 1)):
-        own = digest(value)
+        own = {'receipt': digest(value)}
         sign = {'algorithm': 'hmac-sha256', 'key_id': 'k', 'value': signed(own, key)}
-        bound = {**value, 'digests': {'receipt': own, 'signature': sign}}
+        bound = {**value, 'digests': {**own, 'signature': sign}}
         assert call('verify', '-', '--key', 'key', stdin=bound)[0] == want
     assert call('verify', '-', '--key', 'none', stdin=value)[0] == 2
 

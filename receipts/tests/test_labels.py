@@ -84,7 +84,50 @@ def test_a_key_asks_for_a_signature():
     found = reconcile_run(run, key=b'secret')
     assert {failure.rule for failure in found.failures} == {16}
     bare = making.run('rnn')
-    assert {failure.rule for failure in reconcile_run(bare, key=b'secret').failures} == {16}
+    assert {failure.rule for failure in reconcile_run(bare, key=b'secret').failures} == {16, 17}
+
+
+KEY = b'secret'
+
+
+def resealed(records):
+    """What someone without the key can do: other roots beside the signatures that are there."""
+    sealed = zip(records, making.seal(records), strict=True)
+    return [
+        {**new, 'digests': {**new['digests'], 'signature': old['digests']['signature']}}
+        for old, new in sealed
+    ]
+
+
+def without(record, name):
+    digests = {key: value for key, value in record['digests'].items() if key != name}
+    return {**record, 'digests': digests}
+
+
+# What somebody does to a signed run, and the rules that refuse it; none where it is a doubt.
+SIGNED = {
+    'nothing': (lambda run: run, set()),
+    'the roots are taken away': (lambda run: [without(one, 'root') for one in run], {16, 17}),
+    'the beginning is cut, with new roots': (lambda run: resealed(run[1:]), {16}),
+    'the beginning is cut': (lambda run: run[1:], set()),
+    'the end is cut': (lambda run: run[:-1], set()),
+    'a signed end stands in between': (
+        lambda run: making.seal(run[:2], KEY) + run[2:], {17},
+    ),
+    'a record is left out': (lambda run: run[:1] + run[2:], {10, 17}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('done', SIGNED)
+def test_a_signature_holds_a_record_at_its_place(done):
+    change, rules = SIGNED[done]
+    run = change(making.seal(making.run('rnn', steps=3, optimizer='none'), KEY))
+    found = reconcile_run(run, key=KEY)
+    assert {failure.rule for failure in found.failures} == rules
+    cut = {'the beginning is cut': 'a start at step 1, t = 1',
+           'the end is cut': 'an end that is not signed'}  # fmt: skip
+    if not rules:
+        assert found.doubts == ((cut[done],) if done in cut else ())
 
 
 def test_gradients_of_a_window_are_derived_only_beside_its_steps():
