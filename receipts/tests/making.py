@@ -12,8 +12,8 @@ import numpy as np
 from braintrace_receipts.arrays import array_of, decimals, node
 from braintrace_receipts.canonical import digest, emit, spec_digest
 from braintrace_receipts.claims import signed
-from braintrace_receipts.derivation import derive, results
-from braintrace_receipts.engine import derive_step
+from braintrace_receipts.derivation import derive
+from braintrace_receipts.equations import stored
 from braintrace_receipts.optimizers import OPTIMIZERS as KNOWN
 from braintrace_receipts.record import FILTER, Record
 from braintrace_receipts.run_rules import chained_root
@@ -386,6 +386,16 @@ def remade(record: dict, **changes) -> dict:
     return plain(derive(config_of(record, **changes)))
 
 
+def onward(records: list[dict], i: int, **changes) -> None:
+    """Record ``i`` and those behind it as the engine makes them after a change."""
+    rng = np.random.default_rng(5)
+    config = config_of(records[i], **changes)
+    for at in range(i, len(records)):
+        records[at] = remade(config)
+        config = following(config, records[at]) | {'step': records[at]['step'] + 1}
+        config |= drawn(config, rng)
+
+
 def window_sum(records: list[dict]) -> None:
     """The sum over a window, and its update."""
     windows, last = [r['window'] for r in records], records[-1]
@@ -398,6 +408,11 @@ def window_sum(records: list[dict]) -> None:
 
 def updated(record: dict) -> None:
     """The update by the gradients that are stored, once more."""
-    made = results(record, derive_step(Record(record)).fields)
-    record |= {key: made[key] for key in ('optimizer', 'params_after') if key in made}
-    record.update(plain(record))
+    r, optimizer = Record(record), record['optimizer']
+    for path, like in optimizer['updates'].items():
+        slots, update = stored(r).updated(path)
+        optimizer['updates'][path] = array(update.value, like)
+        moved = numbers(record['params_before'][path]) + update.value
+        record['params_after'][path] = array(moved, like)
+        for slot, one in slots.items():
+            optimizer['state_after']['slots'][path][slot] = array(one.value, like)

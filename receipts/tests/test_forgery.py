@@ -35,13 +35,15 @@ def moved(path, shift):
     return then
 
 
-def opposite(size):
-    """Two lanes with the same inputs, whose errors cancel but for a remainder."""
+def opposite(size, error=None):
+    """Two lanes with the same inputs, whose errors cancel but for a remainder: at all outputs, or
+    at all but the first one, which has an error of its own.
+    """
 
     def data(drawn):
-        x, targets = numbers(drawn['inputs']), [[size, size], [-size, -size]]
+        x, lane = numbers(drawn['inputs']), [size, size] if error is None else [error, size]
         drawn['inputs'] = array(np.stack([x[0], x[0]]), drawn['inputs'])
-        drawn['targets'] = array(targets, drawn['targets'])
+        drawn['targets'] = array([lane, [error or -size, -size]], drawn['targets'])
         drawn['loss']['mask'] = array(np.ones(2), drawn['loss']['mask'])
         return drawn
 
@@ -57,6 +59,180 @@ def test_a_bound_that_the_data_widen_is_told_with_its_size():
     assert wide.verdict == 'rederived', wide.failures[:3]
     assert wide.loose['gradients/W_out'] > 1 and any('loose' in one for one in wide.doubts)
     assert not narrow.ok
+
+
+# what is large hides nothing ----------------------------------------------------------------------
+
+
+def flipped(*places):
+    """Gradients of which parts have the other sign, and what the optimiser makes of them."""
+
+    def then(record):
+        for path, at in places:
+            value = numbers(record['gradients'][path])
+            value[at] *= -1
+            record['gradients'][path] = array(value, record['gradients'][path])
+        making.updated(record)
+        return record
+
+    return then
+
+
+def crossed(size):
+    """Errors by which a gradient is large on the diagonal and the rest of large terms beside it."""
+
+    def then(record):
+        z, outputs = numbers(record['carry_after']['h']), numbers(record['outputs'])
+        away = np.float32(size) * np.array([[z[1, 1], z[1, 0]], [-z[0, 1], -z[0, 0]]])
+        targets = array(outputs - away, record['targets'])
+        record = making.remade(record, targets=targets)
+        return flipped(('W_out', np.array([[False, True], [True, False]])))(record)
+
+    return then
+
+
+def raised(record):
+    """Potentials that a small weight makes, in the record of one whose large terms cancel."""
+    W, V = record['params_before']['W'], record['carry_after']['V']
+    small, before = numbers(W), numbers(V)
+    small[:2] = 0.04 / 3
+    made = making.remade(record, params_before={**record['params_before'], 'W': array(small, W)})
+    after = numbers(made['carry_after']['V'])
+    after[2] = before[2]  # the masked lane, which is large
+    made['carry_after']['V'] = array(after, V)
+    moved = numbers(W) + numbers(made['optimizer']['updates']['W'])
+    made['params_before']['W'], made['params_after']['W'] = W, array(moved, W)
+    return made
+
+
+def cancelling(size):
+    """A net of LIF neurons with two weights of opposite signs."""
+    config = making.first('lif', dtype='float32', reduction='sum', sizes=(2, 3, 2, 3), **LINEAR)
+    W = config['params_before']['W']
+    value = 0.1 * numbers(W)
+    value[0], value[1] = size - 0.25, -size - 0.25
+    config['params_before']['W'] = array(value, W)
+    return config
+
+
+def masked(drawn):
+    drawn['inputs'] = array([[1.5, 1.5], [1.5, 1.5], [1e4, 0.0]], drawn['inputs'])
+    drawn['loss']['mask'] = array([1.0, 1.0, 0.0], drawn['loss']['mask'])
+    return drawn
+
+
+def tiny(size, dtype):
+    """Losses of a size, and a rate that is as large as they are small."""
+    config = making.first('rnn', dtype=dtype, reduction='sum')
+    config['optimizer']['config'] = {'lr': 0.01 / size}
+    return config
+
+
+def weighing(size):
+    def data(drawn):
+        drawn['loss']['mask'] = array(np.full(2, size), drawn['loss']['mask'])
+        return drawn
+
+    return data
+
+
+LINEAR = {'readout': 'linear'}
+COLUMN = flipped(('W_out', (slice(None), 1)), ('b_out', 1))
+ALL = flipped(*((path, ...) for path in ('W', 'b', 'W_out', 'b_out')))
+
+
+def plain(optimizer):
+    config = making.first('rnn', dtype='float32', reduction='sum', optimizer=optimizer, **LINEAR)
+    if optimizer == 'adam':
+        config['optimizer']['config'] = {'lr': 1e-3, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-8}
+    return config
+
+
+# The configuration, the data and what is forged, all by a size: a large or tiny one, by which it
+# passes, and one by which it is refused. Then what has to be told.
+HIDDEN = {
+    'a column behind another one': (
+        lambda _: plain('adam'), lambda size: opposite(size, 5e3), lambda _: COLUMN,
+        (1e6, 1.0), 'gradients/W_out'),
+    'a bias behind another one': (
+        lambda _: plain('sgd'), lambda size: opposite(size, 5e3), lambda _: flipped(('b_out', 1)),
+        (1e6, 1.0), 'gradients/b_out'),
+    'numbers beside the diagonal': (
+        lambda _: plain('sgd'), lambda _: weighing(1.0), crossed,
+        (1e5, 1e-3), 'gradients/W_out'),
+    'lanes behind one that is masked': (
+        cancelling, lambda _: masked, lambda _: raised, (2.0**20, 16.0), 'carry_after/V'),
+    'tiny numbers': (
+        lambda size: tiny(size, 'float32'), weighing, lambda _: ALL, (2e-38, 1e-30),
+        'gradients/W_out'),
+    'tiny numbers of float64': (
+        lambda size: tiny(size, 'float64'), weighing, lambda _: ALL, (5e-308, 1e-300),
+        'gradients/W_out'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', HIDDEN)
+def test_what_stands_beside_large_numbers_or_is_tiny_is_told(name):
+    config, data, then, sizes, path = HIDDEN[name]
+    hidden, control = (
+        reconcile_run(making.steps(config(size), 6, data=data(size), then=then(size)))
+        for size in sizes
+    )
+    assert not control.ok, control.doubts
+    assert hidden.ok, hidden.failures[:2]
+    assert path in hidden.loose and any('loose' in one for one in hidden.doubts), hidden.loose
+
+
+# what is right in its arithmetic and odd ----------------------------------------------------------
+
+
+def configured(step=1, **numbers):
+    """From a step on the optimiser has other numbers."""
+
+    def change(run):
+        own = run[step]['optimizer']
+        making.onward(run, step, optimizer={**own, 'config': {**own['config'], **numbers}})
+
+    return change
+
+
+def weights_left_out(run):
+    for i, record in enumerate(run):
+        record['window'] |= {'weight': float(i == 2), 'divisor': 1.0}
+    making.window_sum(run)
+
+
+def masks_left_out(run):
+    mask = run[1]['loss']['mask']
+    making.onward(run, 1, loss={**run[1]['loss'], 'mask': array(np.zeros(2), mask)})
+
+
+# How a run is made, what is changed in it, and its doubt.
+ODD = {
+    'a rate below zero': ({}, configured(lr=-0.1), 'lr: -0.1 to 0.1'),
+    'a rate of zero': ({}, configured(lr=0.0), 'updates that move nothing: 2'),
+    'a decay below zero': (
+        {'optimizer': 'sgd-decay'}, configured(0, weight_decay=-0.1),
+        'weight_decay: -0.1 to -0.1'),
+    'steps without an update': (
+        {}, lambda run: making.onward(run, 1, optimizer=None), 'steps without an update: 2'),
+    'frozen weights': (
+        {'frozen': ('W', 'b')}, lambda run: None, 'parameters that never move: 2 (W, b)'),
+    'an epsilon that stops everything': (
+        {'optimizer': 'adam'}, configured(0, eps=1e30), 'updates that move nothing: 3'),
+    'steps of a window without a weight': (
+        {'window': 3}, weights_left_out, 'weight of a step: 0 to 1'),
+    'steps whose mask is zero': ({}, masks_left_out, 'weight of a step: 0 to 1'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', ODD)
+def test_a_run_that_is_right_and_odd_is_a_doubt(name):
+    how, change, doubt = ODD[name]
+    run = copy.deepcopy(making.run('rnn', steps=3, **how))
+    change(run)
+    found = reconcile_run(run)
+    assert found.ok and doubt in found.doubts, (found.failures[:2], found.doubts)
 
 
 @pytest.mark.parametrize('cell', HONEST)
