@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import braintrace_receipts as verifier
 import making
-from braintrace_receipts import ReceiptError, emit, parse, reconcile_run
+from braintrace_receipts import ReceiptError, bounds, emit, node, parse, reconcile, reconcile_run
+from braintrace_receipts.canonical import spec_digest
+from braintrace_receipts.files import resolve_files, write_files
 from braintrace_receipts.structure import read
 from golden import generate
 
@@ -91,6 +97,145 @@ def test_arrays_have_a_largest_sum(monkeypatch):
     monkeypatch.setattr(verifier.structure, 'MAX_TOTAL', 100)
     (problem,) = read(record)[0]
     assert 'elements in all, more than 100' in problem.message
+
+
+# what formulas would make of it --------------------------------------------------------------------
+
+
+def with_op(record, primitive, x, y, weight, options=None, group=None):
+    """A record with one op more, whose numbers are all zero."""
+    topology, name = record['topology'], f'op{len(record["factors"])}'
+    path, zeros, entries = f'{name}/w', node(np.zeros(weight)), {'weight': [None]}
+    relation = {'name': name, 'primitive': primitive, 'params': {'weight': path}}
+    relation |= {'groups': [group] if group else [], 'source': None}
+    topology['relations'].append(relation | ({'options': options} if options else {}))
+    topology['routes'][path] = {'kind': 'same-step'}
+    factor = {'relation': name, 'group': group, 'x': x, 'D_f': [], 'D': []}
+    if group:
+        at = record['factors'][0]
+        factor |= {'D_f': [node(np.zeros(y))], 'D': [[at['D'][0][0]]]}
+        for when in ('before', 'after'):
+            trace = {'relation': name, 'group': group, 'entries': entries}
+            record[f'traces_{when}'].append(trace)
+    record['factors'].append(factor)
+    record['signals']['dy'][name] = node(np.zeros(y))
+    for kind in ('params_before', 'params_after', 'gradients'):
+        record[kind][path] = zeros
+
+
+def opaque(lanes=2):
+    (record,) = making.opaque(
+        making.run('rnn', optimizer='none', steps=1, sizes=(2, 2, 2, lanes), readout='linear')
+    )
+    return record
+
+
+def convolution(n):
+    record = opaque()
+    one, axes = [1], [[0, 1, 2]] * 3
+    options = dict(strides=one, padding=[[n // 2, n - 1 - n // 2]], lhs_dilation=one)
+    options |= dict(rhs_dilation=one, feature_group_count=1, batch_group_count=1)
+    at = 2, 1, n
+    with_op(
+        record, 'etp_conv', node(np.zeros(at)), at, (1, 1, n), options | {'dimension_numbers': axes}
+    )
+    return record
+
+
+def embedding(n):
+    record = opaque(n)
+    with_op(record, 'etp_embed_mm', node(np.zeros(n, np.int64)), (n, 1), (n, 1))
+    return record
+
+
+def sparse(n):
+    record, zeros = opaque(n), [0] * (40 * n)
+    options = {'rows': zeros, 'columns': zeros, 'shape': [1, 1]}
+    with_op(record, 'etp_sp_mm', node(np.zeros((n, 1))), (n, 1), (40 * n,), options)
+    return record
+
+
+def letters(n):
+    record = opaque()
+    with_op(record, 'etp_einsum_mm', node(np.zeros((2, n))), (2, n), (1,), {'equation': 'a,b->c'})
+    record['topology']['relations'][-1]['options']['equation'] = 'a,ab->b'
+    return record
+
+
+def vector(n):
+    record = opaque()
+    with_op(record, 'etp_mv', node(np.zeros(n)), (n,), (1, 1))
+    return record
+
+
+COSTLY = {convolution: 6_000, embedding: 6_000, sparse: 1_000, letters: 20_000, vector: 20_000}
+
+
+@pytest.mark.parametrize('made', COSTLY, ids=lambda one: one.__name__)
+def test_an_array_is_asked_for_before_a_formula_makes_it(made):
+    record = made(COSTLY[made])
+    record['spec_digest'] = spec_digest(record)
+    small = made(20)
+    small['spec_digest'] = spec_digest(small)
+    if made not in (letters, vector):  # whose shapes fit no weight
+        assert reconcile(small).verdict == 'consistent', reconcile(small).failures
+    tracemalloc.start()
+    found = reconcile(record)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.verdict == 'malformed' and found.failures[0].path != 'internal'
+    assert peak < 8e8, peak
+
+
+def test_traces_that_are_null_do_not_hide_what_is_made_of_them(monkeypatch):
+    record = opaque()
+    for _ in range(20):
+        with_op(record, 'etp_mm', node(np.zeros((2, 50))), (2, 2), (50, 2), group='hidden')
+    record['spec_digest'] = spec_digest(record)
+    assert reconcile(record).verdict == 'consistent', reconcile(record).failures
+    monkeypatch.setattr(bounds, 'ROOM', 0)
+    monkeypatch.setattr(bounds, 'SHARE', 2)
+    (failure,) = reconcile(record).failures
+    assert 'numbers at once' in failure.hint
+
+
+def test_memory_that_ends_is_a_verdict(monkeypatch):
+    def ended(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(verifier.reconciler, '_rules_of', ended)
+    (failure,) = reconcile(opaque()).failures
+    assert failure.path != 'internal' and 'memory' in failure.hint
+
+
+def test_arrays_of_an_npz_that_overlap_are_refused(tmp_path):
+    inputs = node(np.arange(5000.0), 'a', arrays='npz', file='a.npz')
+    write_files({'inputs': inputs}, tmp_path)
+    with zipfile.ZipFile(tmp_path / 'a.npz', 'a') as archive:
+        twice = copy.copy(archive.infolist()[0])
+        twice.filename = 'b.npy'
+        archive.filelist.append(twice)
+        archive._didModify = True
+    record = making.run('rnn', steps=1)[0]
+    filed = {key: value for key, value in inputs.items() if key != 'data'}
+    with pytest.raises(ReceiptError, match='overlap'):
+        resolve_files({**record, 'inputs': filed}, tmp_path)
+
+
+@pytest.mark.parametrize('kind', ['link', 'pipe', 'folder'])
+def test_what_is_no_regular_file_beside_a_receipt_is_refused(tmp_path, kind):
+    inputs = node(np.arange(5000.0), 'a', arrays='npz', file='a.npz')
+    write_files({'inputs': {**inputs, 'file': 'b.npz'}}, tmp_path)
+    put = {
+        'link': lambda path: path.symlink_to(tmp_path / 'b.npz'),
+        'pipe': os.mkfifo,
+        'folder': Path.mkdir,
+    }
+    put[kind](tmp_path / 'a.npz')
+    record = making.run('rnn', steps=1)[0]
+    filed = {key: value for key, value in inputs.items() if key != 'data'}
+    with pytest.raises(ReceiptError, match='beside the receipt|a.npz'):
+        resolve_files({**record, 'inputs': filed}, tmp_path)
 
 
 @pytest.mark.slow
