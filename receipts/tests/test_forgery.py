@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import weakref
 
 import numpy as np
@@ -181,6 +182,31 @@ def test_what_stands_beside_large_numbers_or_is_tiny_is_told(name):
     assert not control.ok, control.doubts
     assert hidden.ok, hidden.failures[:2]
     assert path in hidden.loose and any('loose' in one for one in hidden.doubts), hidden.loose
+
+
+def drawn_forgery(draw):
+    """A random net whose errors cancel at some outputs, and a random part of a gradient flipped."""
+    optimizer = draw.choice(['sgd', 'momentum', 'nesterov', 'adam', 'adamw-plain'])
+    how = {'readout': draw.choice(['linear', 'leaky']), 'optimizer': optimizer}
+    cell, loss = draw.choice(HONEST), {'dtype': 'float32', 'reduction': 'sum'}
+    config = making.first(cell, **how, **loss, seed=draw.randrange(1000))
+    path = draw.choice(['W', 'b', 'W_out', 'b_out'])
+    shape = config['params_before'][path]['shape']
+    at = [slice(None)] * len(shape)
+    axis = draw.randrange(len(shape))
+    at[axis] = draw.randrange(shape[axis])
+    size, error = draw.choice([1.0, 1e3, 1e5, 1e6, 1e7]), draw.choice([None, 1.0, 5e3])
+    then = flipped((path, tuple(at) if draw.random() < 0.7 else ...))
+    return making.steps(config, 4, data=opposite(size, error), then=then), path, at
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(30))
+def test_a_part_of_a_gradient_that_is_flipped_is_refused_or_told(seed):
+    run, path, at = drawn_forgery(random.Random(seed))
+    found = reconcile_run(run)
+    parts = [numbers(record['gradients'][path])[tuple(at)] for record in run]
+    assert not found.ok or found.doubts or not np.any(parts), (path, at)
 
 
 # what is right in its arithmetic and odd ----------------------------------------------------------

@@ -24,6 +24,7 @@ from braintrace_receipts import (
     reconcile_run,
 )
 from braintrace_receipts.arrays import INLINE, node
+from braintrace_receipts.canonical import spec_digest
 from braintrace_receipts.schema import with_arrays
 from making import deep, get, places, put
 
@@ -197,9 +198,47 @@ def of_another_run(value, at, spots, draw):
     return put(value, (i, key), other[key])
 
 
+def positioned(value, at, spots, draw):
+    """An op of a primitive that is known or not, whose y feeds some positions of a group."""
+    if not isinstance(value, list):
+        return value
+    named = [spot for spot in spots if spot[-1:] == ('primitive',)]
+    if not named:
+        return value
+    spot = draw.choice(named)
+    value = put(value, spot, draw.choice(('mine', 'etp_mm', 'etp_elemwise', 'etp_conv')))
+    relation = get(value, spot[:-1])
+    where = draw.choice(([0], [0, 1], [1, 0], [7, 0], [0, 1, 1], [2**40, 0], [], None))
+    groups = relation.get('groups') if isinstance(relation.get('groups'), list) else []
+    named = [group for group in groups if isinstance(group, str)]
+    value = put(value, (*spot[:-1], 'options'), {'positions': dict.fromkeys(named, where)})
+    record = value[spot[0]]
+    try:
+        return put(value, (spot[0], 'spec_digest'), spec_digest(record))
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
+        return value
+
+
+def scaled(value, at, spots, draw):
+    """A row, a column or a lane of an array that is much larger, smaller or of the other sign."""
+    at = an_array(value, spots, draw)
+    shape = get(value, at)['shape'] if at is not None else []
+    if not shape or get(value, at)['dtype'] not in ('float32', 'float64'):
+        return value
+    try:
+        numbers = making.numbers(get(value, at))
+        axis = draw.randrange(numbers.ndim)
+        place = [slice(None)] * numbers.ndim
+        place[axis] = draw.randrange(max(1, numbers.shape[axis]))
+        numbers[tuple(place)] *= draw.choice((-1.0, 0.0, 1e-30, 1e-6, 1e6, 1e30))
+    except (ReceiptError, TypeError, ValueError, IndexError, OverflowError):
+        return value
+    return put(value, at, making.array(numbers, get(value, at)))
+
+
 CHANGES = (
     *(drop, add, retype, retype, swap, alike, alike, truncate, rename, reshape, reshape, sampled),
-    *(other_lanes, shuffled, of_another_run),
+    *(other_lanes, shuffled, of_another_run, positioned, scaled, scaled),
 )
 
 

@@ -193,8 +193,8 @@ def test_traces_that_are_null_do_not_hide_what_is_made_of_them(monkeypatch):
         with_op(record, 'etp_mm', node(np.zeros((2, 50))), (2, 2), (50, 2), group='hidden')
     record['spec_digest'] = spec_digest(record)
     assert reconcile(record).verdict == 'consistent', reconcile(record).failures
-    monkeypatch.setattr(bounds, 'ROOM', 0)
-    monkeypatch.setattr(bounds, 'SHARE', 2)
+    monkeypatch.setattr(bounds, 'ROOM', 3000)
+    monkeypatch.setattr(bounds, 'SHARE', 0)
     (failure,) = reconcile(record).failures
     assert 'numbers at once' in failure.hint
 
