@@ -15,7 +15,8 @@ from .bounds import Num
 from .record import Record
 
 LOOSE = 1e-2  # a bound of more than this share of what it is for is told
-FREE = 0.1  # of the numbers of a row, column or lane, or of the whole, of a gradient: this is told
+FREE = 5e-2  # of the way of a row, column or lane of a parameter, that may be off: this is told
+QUARTER = 0.25  # of the numbers of a gradient, or of the steps of one of them, where nothing learns
 FEW = 2.0  # times that one number may be wide in a run: by chance it is the small rest of its terms
 LEARNED = (4, 14)  # rules of gradients; the later one counts all that the step may be off by
 STATES = ('carry_after', 'outputs')  # fields of which each row, column and lane stands for itself
@@ -123,16 +124,20 @@ class Learned:
                 self.way = self.way + np.where(self.sum > 0, more, 0.0)
 
     def share(self) -> float:
-        """By row, column and as a whole: the mean share of the numbers whose way it matters for,
-        without the widest one; of a single number, if a quarter of its steps is free.
+        """By row, column and as a whole, without the widest number: how far a parameter may be off
+        as a share of its size, or how much of a gradient is free if no optimiser acts. A number by
+        itself is told where it may be anything.
         """
         shares = np.asarray(self.shares, float)
         if self.updates:
-            shares = np.where(self.way > LOOSE * self.size, shares, 0.0)
-        one = float(shares.max(initial=0.0))
-        alone = one / self.steps if one > max(FEW, self.steps / 4) else 0.0
-        mean = _mean(shares / self.steps, np.ones(shares.shape, bool))
-        return max(alone, mean if mean > FREE else 0.0)
+            found = np.where(self.way > 0, np.minimum(1.0, self.way / self.size), 0.0)
+            one, least, enough = found, 1.0, FREE
+        else:
+            found = shares / self.steps
+            one, least, enough = shares, max(FEW, QUARTER * self.steps), QUARTER
+        alone = float(np.max(found, initial=0.0)) if np.any(one >= least) else 0.0
+        mean = _mean(found, np.ones(found.shape, bool))
+        return max(alone, mean if mean > enough else 0.0)
 
 
 def _share(path: str, wide: Wide) -> float:

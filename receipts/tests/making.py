@@ -409,7 +409,7 @@ def window_sum(records: list[dict]) -> None:
 def updated(record: dict) -> None:
     """The update by the gradients that are stored, once more."""
     r, optimizer = Record(record), record['optimizer']
-    for path, like in optimizer['updates'].items():
+    for path, like in (optimizer or {'updates': {}})['updates'].items():
         slots, update = stored(r).updated(path)
         optimizer['updates'][path] = array(update.value, like)
         moved = numbers(record['params_before'][path]) + update.value
