@@ -117,7 +117,9 @@ def parser() -> Parser:
     run = 'check what lies between the records too; several lines are always taken as a run'
     add('--run', action='store_true', dest='whole', help=run)
     add('--json', action='store_true', help='JSON on stdout instead of a table')
-    strict = 'what leaves a doubt fails too: ties, samples, wide bounds, gaps, a cut run, odd updates'
+    strict = (
+        'what leaves a doubt fails too: ties, samples, wide bounds, gaps, a cut run, odd updates'
+    )
     add('--strict', action='store_true', help=strict)
     accept = 'pass also where all numbers agree and the engine cannot derive the step'
     add('--accept', choices=['consistent'], help=accept)

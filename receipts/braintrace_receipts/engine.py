@@ -34,10 +34,12 @@ def derive_step(given: Record, spikes: np.ndarray | None = None) -> Derived:
     return Derived(before(given), spikes)
 
 
-def derive_parts(given: Record) -> Derived:
-    """The step with the spikes that it has."""
-    roles = given.topology['roles']
-    return derive_step(given, given[f'carry_after/{roles["z"]}'] if 'z' in roles else None)
+def derive_parts(given: Record, off: Mapping[str, np.ndarray] | None = None) -> Derived:
+    """The step with the spikes that it has; ``off`` are terms of fields that are not exact."""
+    record, roles = before(given), given.topology['roles']
+    for path, terms in (off or {}).items():
+        record.kept[path,] = Num(record[path], terms, record.floor)
+    return Derived(record, given[f'carry_after/{roles["z"]}'] if 'z' in roles else None)
 
 
 class Derived:

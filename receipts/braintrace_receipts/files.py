@@ -18,7 +18,15 @@ from .schema import check
 
 FILED = {'shape', 'dtype', 'sha256', 'file', 'key', 'data'}
 MAX_DIRECTORY = 2**20  # bytes of the table of contents of an npz
-UNREADABLE = (OSError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError)
+UNREADABLE = (
+    OSError,
+    KeyError,
+    ValueError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+)
 
 
 def resolve_files(

@@ -6,12 +6,12 @@ wide. A large number hides no small one: fields are judged whole and by row, col
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .bounds import Num
 from .record import Record
 
 LOOSE = 1e-2  # a bound of more than this share of what it is for is told
@@ -34,33 +34,46 @@ class Wide:
         """Of each number, at most 1."""
         return np.minimum(1.0, self.bound / self.size)
 
+    @property
+    def free(self) -> np.ndarray:
+        """The bounds of numbers that are wide."""
+        return np.where(self.shares > LOOSE, self.bound, 0.0)
+
+
+def _wide(stored, value, bound: np.ndarray, tiny: float) -> Wide | None:
+    """Bounds beside sizes, None where all are tight. What is zero and should be, or was below the
+    smallest normal number, is not free.
+    """
+    value = np.abs(value)
+    if np.all(LOOSE * value >= bound):
+        return None
+    size = np.abs(stored)
+    right = (size == 0) & (value <= tiny)
+    found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
+    return None if (found.shares <= LOOSE).all() else found
+
 
 @dataclass
 class Looseness:
     """``told``: the share by which a field may be off, by the tightest rule, at the worst record or
-    over the run. ``wide`` are the bounds of the record at hand, None where all are tight, and
-    ``made`` those of its gradients, with all that the step may be off by before them.
+    over the run. ``wide`` are the bounds of the record at hand, None where all are tight; ``made``
+    those of its gradients and traces, with all that the step may be off by before them; ``free``
+    what the traces before a step may be off by.
     """
 
     told: dict[str, float] = field(default_factory=dict)
     wide: dict[str, Wide | None] = field(default_factory=dict)
     made: dict[str, Wide | None] = field(default_factory=dict)
+    free: dict[str, np.ndarray] = field(default_factory=dict)
     learned: dict[tuple, Learned] = field(default_factory=dict)
 
     def weigh(self, rule: int, path: str, stored, value, bound: np.ndarray, tiny: float) -> None:
-        """Keeps the tightest bound of each number beside its size. What is zero and should be, or
-        was below the smallest normal number, is not free.
-        """
-        learned = rule in LEARNED and path.startswith('gradients/')
-        if not learned and self.wide.get(path, path) is None:
+        """Keeps the tightest bound of each number beside its size."""
+        made = rule in LEARNED and path.startswith(('gradients/', 'traces_after/'))
+        if not made and self.wide.get(path, path) is None:
             return
-        value, found = np.abs(value), None
-        if not np.all(LOOSE * value >= bound):
-            size = np.abs(stored)
-            right = (size == 0) & (value <= tiny)
-            found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
-            found = None if (found.shares <= LOOSE).all() else found
-        if learned:
+        found = _wide(stored, value, bound, tiny)
+        if made:
             self.made[path] = found
         before = self.wide.get(path, found)
         if found is None or before is None:
@@ -68,18 +81,28 @@ class Looseness:
         elif before.bound.shape == bound.shape:
             self.wide[path] = Wide(np.minimum(bound, before.bound), found.size)
 
-    def end(self, r: Record, ku: float, updated: Callable) -> None:
-        """The bounds of a record are known; ``updated(path, gradient)`` is what an optimiser makes
-        of it, None where that is not known.
+    def end(self, r: Record, ku: float, tiny: float, updated: Callable, derived: Callable) -> None:
+        """The bounds of a record are known. ``updated(path, terms)`` is what an optimiser makes of
+        more terms of a gradient, None where that is not known; ``derived(terms)`` the values and
+        bounds of a step where traces have terms.
         """
         for path, wide in self.wide.items():
             if wide is not None:
                 self.tell(path, _share(path, wide))
+        fits = {p: free for p, free in self.free.items() if np.shape(r.fields.get(p)) == free.shape}
+        goes_on = {path: np.where(_lanes(r.t > 0, free), free, 0.0) for path, free in fits.items()}
+        if any(free.any() for free in goes_on.values()):
+            for path, made in derived({path: free / ku for path, free in goes_on.items()}).items():
+                if path in self.made and r.fields[path] is not None:
+                    self.made[path] = _wide(r[path], *made, tiny)
+        self.free = {}
         for path, found in self.made.items():
-            name = path.removeprefix('gradients/')
-            self.learned.setdefault((name, *r.shape(path)), Learned()).take(
-                r, name, found, ku, updated
-            )
+            kind, _, name = path.partition('/')
+            if kind == 'gradients':
+                one = self.learned.setdefault((name, *r.shape(path)), Learned())
+                one.take(r, name, found, ku, updated)
+            elif found is not None:
+                self.free[f'traces_before/{name}'] = found.free
         self.wide, self.made = {}, {}
 
     def tell(self, path: str, share: float) -> None:
@@ -112,16 +135,13 @@ class Learned:
         window = r.raw.get('window') or {'index': 0, 'weight': 1.0, 'divisor': 1.0}
         self.sum = self.sum if window['index'] else 0.0
         if found is not None:
-            shares, weight = found.shares, abs(window['weight'] / (window['divisor'] or 1.0))
-            self.shares = self.shares + shares
-            self.sum = self.sum + weight * np.where(shares > LOOSE, found.bound, 0.0)
-        moved = r.fields.get(f'params_after/{name}')
-        if f'optimizer/updates/{name}' in r.fields and isinstance(moved, np.ndarray):
+            weight = abs(window['weight'] / (window['divisor'] or 1.0))
+            self.shares, self.sum = self.shares + found.shares, self.sum + weight * found.free
+        more = updated(name, self.sum / ku)
+        if more is not None:
             self.updates += 1
-            self.size = np.maximum(self.size, np.abs(moved))
-            if np.any(self.sum):
-                more = ku * updated(name, self.sum / ku)
-                self.way = self.way + np.where(self.sum > 0, more, 0.0)
+            self.size = np.maximum(self.size, np.abs(r[f'params_after/{name}']))
+            self.way = self.way + np.where(self.sum > 0, ku * more, 0.0)
 
     def share(self) -> float:
         """By row, column and as a whole, without the widest number: how far a parameter may be off
@@ -144,30 +164,28 @@ def _share(path: str, wide: Wide) -> float:
     """Of a field in a record."""
     there = np.isfinite(wide.size)
     bound, size = np.where(there, wide.bound, 0.0), np.where(there, wide.size, 0.0)
-    share = _ratio(bound, size, None)
+    share = _norm(bound) / max(_norm(size), 1e-300)
     if path.startswith(STATES):
         share = max(share, _mean(np.where(there, wide.shares, 0.0), there))
-    elif path.startswith('traces_after'):  # a unit that is flat has a trace of rounding alone
-        share = max([share, *(_ratio(bound, size, axis) for axis in range(size.ndim - 1))])
     return share
 
 
-def _others(ndim: int, kept: int | None) -> tuple[int, ...]:
-    return tuple(axis for axis in range(ndim) if axis != kept)
+def _norm(x: np.ndarray) -> float:
+    """The root of the sum of squares."""
+    flat = x.reshape(-1)
+    return math.sqrt(flat @ flat)
 
 
-def _ratio(bound: np.ndarray, size: np.ndarray, kept: int | None) -> float:
-    """The norm of the bounds beside that of the sizes; of the parts along an axis the worst."""
-    others = _others(size.ndim, kept)
-    above, below = ((one**2).sum(others) for one in (bound, size))
-    return float(np.sqrt(np.max(above / np.where(above > 0, below, 1.0), initial=0.0)))
+def _lanes(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Flags of lanes beside all that a lane has."""
+    return flags.reshape((-1, *(1,) * (like.ndim - 1)))
 
 
 def _mean(shares: np.ndarray, there: np.ndarray) -> float:
     """The mean share of the worst row, column or lane, or of all, without the widest number."""
     found = 0.0
     for kept in [None, *range(shares.ndim)] if shares.ndim > 1 else [None][: shares.ndim]:
-        others = _others(shares.ndim, kept)
+        others = tuple(axis for axis in range(shares.ndim) if axis != kept)
         rest = shares.sum(others) - shares.max(others, initial=0.0)
         found = max(found, float(np.max(rest / np.maximum(1, there.sum(others) - 1), initial=0.0)))
     return found

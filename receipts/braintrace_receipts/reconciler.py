@@ -12,10 +12,12 @@ import numpy as np
 
 from .bounds import TooLarge, room_for
 from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
+from .engine import derive_parts
 from .equations import stored
 from .looseness import LOOSE
 from .optimizers import OPTIMIZERS
 from .record import Record, Unavailable
+from .rederivation import obstacle
 from .rules import RULES, RUN_RULES, STEP_RULES
 from .run_rules import ALONE, Run
 from .structure import read
@@ -118,7 +120,7 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
         run.take(record)
         with room_for(sum(one.size for one in {*run.window, record})):
             _rules_of(check, run, whole)
-            _weigh(check, record)
+            _weigh(check, run)
         asked = record.raw['numeric']['k']
         if asked is not None and asked > CEILINGS[level]:
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
@@ -151,18 +153,29 @@ def _rules_of(check: Check, run: Run, whole: bool) -> None:
         check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
 
 
-def _weigh(check: Check, r: Record) -> None:
+def _weigh(check: Check, run: Run) -> None:
     """How wide the bounds of a record are, and what its optimiser makes of that."""
+    r, limits = run.now, check.limits
     name = (r.raw['optimizer'] or {'name': ''})['name']
 
-    def updated(path: str, terms: np.ndarray) -> np.ndarray | float:
+    def updated(path: str, terms: np.ndarray) -> np.ndarray | float | None:
+        if name not in OPTIMIZERS or not isinstance(
+            r.fields.get(f'params_after/{path}'), np.ndarray
+        ):
+            return None
         with suppress(Unavailable):
-            if name in OPTIMIZERS:
-                exact, wide = (stored(r).updated(path, more)[1] for more in (0.0, terms))
-                return wide.terms - exact.terms
-        return 0.0
+            exact, wide = (stored(r).updated(path, more)[1] for more in (0.0, terms))
+            return wide.terms - exact.terms
+        return None
 
-    check.loose.end(r, check.limits.k * check.limits.unit, updated)
+    def derived(off: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        if not run.adjacent or obstacle(r):
+            return {}
+        made = derive_parts(r, off).fields
+        ku = {path: limits.of_path(path, 14) for path in made}
+        return {p: (num.value, ku[p] * num.terms) for p, num in made.items() if num is not None}
+
+    check.loose.end(r, limits.k * limits.unit, limits.tiny, updated, derived)
 
 
 class Seen:
@@ -235,7 +248,9 @@ class Seen:
             told['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
             self.doubts.append('an end in the middle of a window')
         if self.check.key is not None and not run.ended:
-            told['signature'] = 'the last record is not signed as the end: later ones may be missing'
+            told['signature'] = (
+                'the last record is not signed as the end: later ones may be missing'
+            )
             self.doubts.append('an end that is not signed')
         if self.gaps:
             told['steps between records'] = f'{self.gaps} gaps: what happened there is not checked'

@@ -165,9 +165,7 @@ def _misfits(raw: Mapping, shape: Shapes, relation: Mapping, *of_all) -> Iterato
         yield Problem(at, f'shapes or options that {primitive} does not have ({said})')
 
 
-def _tried(
-    raw: Mapping, shape: Shapes, relation: Mapping, paths: list[str]
-) -> Iterator[Problem]:
+def _tried(raw: Mapping, shape: Shapes, relation: Mapping, paths: list[str]) -> Iterator[Problem]:
     name, params, ends = relation['name'], relation['params'], relation['groups']
     options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
     dy, xs = shape[f'signals/dy/{name}'], [f'factors/{name}/{end}/x' for end in ends or ['']]

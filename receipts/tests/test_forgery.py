@@ -184,6 +184,41 @@ def test_what_stands_beside_large_numbers_or_is_tiny_is_told(name):
     assert path in hidden.loose and any('loose' in one for one in hidden.doubts), hidden.loose
 
 
+def test_a_trace_that_the_data_make_free_is_told_where_it_is_used():
+    """An input that is large and of both signs, and of which one unit keeps the rest alone."""
+    config = making.first('rnn', dtype='float32', sizes=(1, 2, 1, 1), **LINEAR)
+    x, inputs, leak = 2.0**20, [2.0**20, -(2.0**20), 1.0], 0.7
+    at = 0.4
+    rest = np.tanh(at) ** 2
+    before = np.arctanh(np.sqrt(1 - (1 - rest) / leak))  # of which the slope is 1 / leak times
+    w, b = (before - at) / 2 / x, (before + at) / 2
+    for path, value in (('W', [[0.5 / x, w], [0, 0], [0, 0]]), ('b', [0.0, b])):
+        config['params_before'][path] = array(value, config['params_before'][path])
+    steps = iter(range(3))
+
+    def data(drawn):
+        step = next(steps)
+        drawn['inputs'] = array([[inputs[step]]], drawn['inputs'])
+        drawn['loss']['mask'] = array([float(step == 2)], drawn['loss']['mask'])
+        return drawn
+
+    def forged(shift):
+        def then(record):
+            if record['step'] == 1:
+                trace = record['traces_after'][0]['entries']['weight']
+                value = numbers(trace[0])
+                value[0, 0, 1] += shift
+                trace[0] = array(value, trace[0])
+            return record
+
+        return then
+
+    found = reconcile_run(making.steps(config, 3, data=data, then=forged(1.0)))
+    assert found.ok and 'gradients/W' in found.loose, (found.failures[:2], found.loose)
+    steps = iter(range(3))
+    assert not reconcile_run(making.steps(config, 3, data=data, then=forged(100.0))).ok
+
+
 def drawn_forgery(draw):
     """A random net whose errors cancel at some outputs, and a random part of a gradient flipped."""
     optimizer = draw.choice(['sgd', 'momentum', 'nesterov', 'adam', 'adamw-plain'])
