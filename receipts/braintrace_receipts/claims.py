@@ -37,7 +37,7 @@ def check_digest(r: Record, c: Check) -> None:
 
 
 def signed(digests: Mapping, key: bytes, end: bool = False) -> str:
-    """The signature of a receipt and of its place in a run, by its digests, and of the run's end."""
+    """The signature of a receipt at its place in a run, by its digests, and of the end."""
     text = '\n'.join((digests['receipt'], digests.get('root', ''), 'end' if end else ''))
     return hmac.new(key, text.encode(), 'sha256').hexdigest()
 

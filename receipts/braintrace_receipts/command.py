@@ -128,8 +128,8 @@ def parser() -> Parser:
     level = 'how far a number may be off: 64 roundings (default), or 8 for receipts of an engine'
     add('--level', choices=list(CEILINGS), default='observer', help=level)
     key = (
-        'the key of the signatures, the bytes of the file, all of them: each record has to be signed '
-        'with its root digest, and the last one as the end'
+        'the key of the signatures, the bytes of the file, all of them: each record of a run has '
+        'to be signed with its root digest, and the last one as the end'
     )
     add('--key', metavar='FILE', help=key)
 

@@ -34,9 +34,11 @@ class Result:
     ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
     and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
     ``'malformed'``. ``ties`` counts spikes whose potential is too near to its threshold to tell.
-    ``failures`` are the first 50, ``failed`` (rule -> places) counts all. ``loose``: fields whose
-    bound is more than 1 % of their size (path -> share, at the worst record). ``doubts``: what is
-    not shown though all holds: ties, samples, loose fields, gaps, a cut run, a start at t > 0.
+    ``failures`` are the first 50, ``failed`` (rule -> places) counts all. ``loose``: fields that
+    may be off by more than 1 % of their size, and gradients by which a row, column or number of a
+    parameter may be (path -> share). ``doubts``: what is not shown though all holds, or odd: ties,
+    samples, loose fields, gaps, a cut run, a start at t > 0, steps without an update or a weight,
+    rates below zero, parameters that never move.
 
     >>> result = reconcile_run([{}])
     >>> result.verdict, result.gated_off[16]
@@ -200,7 +202,7 @@ class Seen:
             self._start(r)
         window = r.raw.get('window') or {**ALONE, 'weight': 1.0}
         weight = window['weight'] * float(_size(r, 'loss/mask', np.sum))
-        self._range('weight of a step', weight / (r.raw['loss']['divisor'] or 1.0))
+        self._range('step_weight', weight / (r.raw['loss']['divisor'] or 1.0))
         if r.raw['optimizer'] is not None:
             self._update(r)
         elif window['index'] + 1 == window['length']:
@@ -262,7 +264,7 @@ class Seen:
         for name, (low, high) in self.ranges.items():
             if low != high:
                 told[name] = f'{low:.4g} to {high:.4g}'
-            if low < 0 or (name == 'weight of a step' and low <= LOOSE * high):
+            if low < 0 or (name == 'step_weight' and low <= LOOSE * high):
                 self.doubts.append(f'{name}: {low:.4g} to {high:.4g}')
         if not self.updates:
             return

@@ -22,8 +22,8 @@ from .rederivation import obstacle, unknown
 class Run:
     """The record at hand, ``now``, and what of the run before it is still looked at: the first
     record, the one before, the last with an update if no step is missing since, what optimiser it
-    has, how its windows are reduced, the records of the window at hand from its first one on, the root
-    digest so far, and whether a signature says that the run has ended.
+    has, how its windows are reduced, the records of the window at hand from its first one on, the
+    root digest so far, and whether a signature says that the run has ended.
     """
 
     now: Record

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from .arrays import INLINE, is_sampled
+from .bounds import room_for
 from .cells import CELLS, READOUTS
 from .errors import MAX_TOTAL, Problem
 from .optimizers import OPTIMIZERS
 from .primitives import FORMULAS
-from .bounds import room_for
 from .record import FILTER, Record, array_paths, elements_of
 from .schema import MOST, check
 from .shapes import shape_problems

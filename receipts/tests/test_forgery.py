@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_a_trace_that_the_data_make_free_is_told_where_it_is_used():
     """An input that is large and of both signs, and of which one unit keeps the rest alone."""
     config = making.first('rnn', dtype='float32', sizes=(1, 2, 1, 1), **LINEAR)
     x, inputs, leak = 2.0**20, [2.0**20, -(2.0**20), 1.0], 0.7
-    at = 0.4
+    at = 1.0
     rest = np.tanh(at) ** 2
     before = np.arctanh(np.sqrt(1 - (1 - rest) / leak))  # of which the slope is 1 / leak times
     w, b = (before - at) / 2 / x, (before + at) / 2
@@ -282,8 +283,8 @@ ODD = {
     'an epsilon that stops everything': (
         {'optimizer': 'adam'}, configured(0, eps=1e30), 'updates that move nothing: 3'),
     'steps of a window without a weight': (
-        {'window': 3}, weights_left_out, 'weight of a step: 0 to 1'),
-    'steps whose mask is zero': ({}, masks_left_out, 'weight of a step: 0 to 1'),
+        {'window': 3}, weights_left_out, 'step_weight: 0 to 1'),
+    'steps whose mask is zero': ({}, masks_left_out, 'step_weight: 0 to 1'),
 }  # fmt: skip
 
 
@@ -345,6 +346,17 @@ def walked(share):
 def test_a_walk_of_parameters_within_many_roundings_is_refused():
     assert 6 in rules(reconcile_run(walked(3e-6)))
     assert reconcile_run(walked(2.0**-24)).ok  # one rounding is that of an honest machine
+
+
+PAGE = Path(__file__).parents[2] / 'docs' / 'reference' / 'receipts.md'
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason='the page is in the repository alone')
+def test_the_reference_has_each_of_these_runs():
+    rows = [(name, f'loose: {row[-1]}') for name, row in HIDDEN.items()]
+    rows += [(name, row[-1]) for name, row in ODD.items()]
+    lines = PAGE.read_text(encoding='utf-8').splitlines()
+    assert [row for row in rows if f'| {row[0]} | `{row[1]}` |' not in lines] == []
 
 
 def test_one_state_in_two_roles_is_refused():

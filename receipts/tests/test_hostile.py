@@ -99,7 +99,7 @@ def test_arrays_have_a_largest_sum(monkeypatch):
     assert 'elements in all, more than 100' in problem.message
 
 
-# what formulas would make of it --------------------------------------------------------------------
+# what formulas would make of it ------------------------------------------------------------------
 
 
 def with_op(record, primitive, x, y, weight, options=None, group=None):
