@@ -40,16 +40,16 @@ class Wide:
         return np.where(self.shares > LOOSE, self.bound, 0.0)
 
 
-def _wide(stored, value, bound: np.ndarray, tiny: float) -> Wide | None:
+def _wide(stored, value, off: np.ndarray, tiny: float) -> Wide | None:
     """Bounds beside sizes, None where all are tight. What is zero and should be, or was below the
     smallest normal number, is not free.
     """
     value = np.abs(value)
-    if np.all(LOOSE * value >= bound):
+    if np.all(LOOSE * value >= off):
         return None
     size = np.abs(stored)
     right = (size == 0) & (value <= tiny)
-    found = Wide(bound, np.where(right, np.inf, np.maximum(size, value)))
+    found = Wide(off, np.where(right, np.inf, np.maximum(size, value)))
     return None if (found.shares <= LOOSE).all() else found
 
 
@@ -89,12 +89,16 @@ class Looseness:
         for path, wide in self.wide.items():
             if wide is not None:
                 self.tell(path, _share(path, wide))
-        fits = {p: free for p, free in self.free.items() if np.shape(r.fields.get(p)) == free.shape}
-        goes_on = {path: np.where(_lanes(r.t > 0, free), free, 0.0) for path, free in fits.items()}
+        goes_on = {
+            path: np.where(_lanes(r.t > 0, free), free, 0.0)
+            for path, free in self.free.items()
+            if isinstance(stored := r.fields.get(path), np.ndarray) and stored.shape == free.shape
+        }
         if any(free.any() for free in goes_on.values()):
-            for path, made in derived({path: free / ku for path, free in goes_on.items()}).items():
+            made = derived({path: free / ku for path, free in goes_on.items()})
+            for path, (value, off) in made.items():
                 if path in self.made and r.fields[path] is not None:
-                    self.made[path] = _wide(r[path], *made, tiny)
+                    self.made[path] = _wide(r[path], value, off, tiny)
         self.free = {}
         for path, found in self.made.items():
             kind, _, name = path.partition('/')
