@@ -34,7 +34,7 @@ from .saving import (
     FINGERPRINT,
     as_like,
     check_fingerprint,
-    described,
+    descriptions,
     differences,
     named_leaves,
     numbers_of,
@@ -50,7 +50,8 @@ File: TypeAlias = str | os.PathLike | BinaryIO
 
 FORMAT = 3  # the only one that is read
 TEXT = re.compile(r'uint8\[(\d+)\]')  # how a text of any length is described
-LARGEST = 2**23  # bytes of a header, of the list of members, and of one read
+LARGEST = 2**23  # bytes of a header and of the list of members
+PIECE = 2**18  # bytes that are read at once, so that a cache holds them
 STALE = 3600  # seconds after which nobody writes into a part any more
 
 
@@ -82,12 +83,12 @@ def save_state(file: File, state: Any, learner=None) -> None:
     """
     check_arrays(state, 'the state')
     leaves = named_leaves(state, _path_of)[0]
-    here = {name: described(leaf) for name, leaf in leaves.items()}
+    here = descriptions(leaves, 'a state')
     about = {} if learner is None else {'fingerprint': learner.fingerprint()}
     alone = all(map(_is_here, leaves.values()))
     if not alone:
         _check_alike({'learner': about, 'tree': here})
-    arrays = {name: _whole(leaf) for name, leaf in leaves.items()}
+    arrays = {name: _whole(name, leaf) for name, leaf in leaves.items()}
     parts = {k: (_start(x.dtype, x.shape), x.reshape(-1).view(np.uint8)) for k, x in arrays.items()}
     if not alone and (wrong := _unlike({k: zlib.crc32(x) for k, (_, x) in parts.items()})):
         tell(f'{wrong}, though all should hold the same numbers; those of process 0 are saved.')
@@ -133,6 +134,7 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     [0, 1, 2]
     """
     leaves, treedef = named_leaves(like, _path_of)
+    descriptions(leaves, '`like`')
     here = None if learner is None else learner.fingerprint()
     if all(map(_is_here, leaves.values())):
         numbers, _ = _read(file, leaves, here)
@@ -172,7 +174,7 @@ def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], i
                 'load the file without `learner=`, into a tree like the one that was saved, and '
                 'take them out of it.',
             )
-        here = {name: described(leaf) for name, leaf in leaves.items()}
+        here = descriptions(leaves, '`like`')
         there = {name: told for name, (told, _) in rows.items()}
         avals = {name: _stored(leaf) for name, leaf in leaves.items()}
         for name in here.keys() & there.keys():
@@ -194,6 +196,8 @@ def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], i
                     raise ValueError('what stands there is not what was saved under this name')
                 size = math.prod(aval.shape) * dtype.itemsize
                 data = _content(info, archive, _start(dtype, aval.shape), size)
+                if dtype == bool and data.max(initial=0) > 1:
+                    raise ValueError('it holds what is neither true nor false')
                 numbers.append(data.view(dtype).reshape(aval.shape))
     return numbers, zlib.crc32(text)
 
@@ -218,8 +222,8 @@ def _content(info, archive, start: bytes = b'', size: int | None = None) -> np.n
     with archive.open(info) as entry:
         if entry.read(len(start)) != start:
             raise ValueError('its dtype or shape is not what the header of the file says')
-        for part in np.split(data, range(LARGEST, size, LARGEST)):
-            if entry.readinto(part) != part.size:
+        for at in range(0, size, PIECE):
+            if entry.readinto(part := data[at : at + PIECE]) != part.size:
                 raise EOFError('it ends too soon')
     return data
 
@@ -354,12 +358,19 @@ def _is_here(leaf) -> bool:
     return sharding is None or sharding.is_fully_addressable
 
 
-def _whole(leaf) -> np.ndarray:
-    """The numbers of a leaf, of which every process may hold a part."""
+def _whole(name: str, leaf) -> np.ndarray:
+    """The numbers of a leaf, of which every process may hold a part, as JAX has them."""
     numbers = numbers_of(leaf)
     if not _is_here(leaf):
         numbers = multihost_utils.process_allgather(numbers, tiled=True)
-    return np.asarray(numbers, _stored(leaf).dtype)
+    numbers = np.asarray(numbers)
+    found = numbers.astype(_stored(leaf).dtype, copy=False)
+    if found.dtype.kind in 'iu' and (found != numbers).any():
+        raise StructureError(
+            f'the leaf {name!r} holds numbers that {found.dtype} has not; JAX has larger ones under '
+            '`jax_enable_x64`.'
+        )
+    return found
 
 
 def _in_all(do: Callable, what: str):

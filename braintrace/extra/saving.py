@@ -178,7 +178,7 @@ def restore(
         )
     if saved:
         with refused('its fingerprint can not be read'):
-            saved = json.loads(saved)
+            saved = json.loads(saved) or {}
         check_fingerprint(
             saved,
             of,
@@ -246,10 +246,14 @@ def _told(name: str, text: str) -> str:
     return text.replace('uint16', 'bfloat16') if 'trace' in name.split('/') else text
 
 
-def described(leaf) -> str:
-    """Dtype (of a key its kind), shape and unit."""
-    unit = f' {u.get_unit(leaf)}' if _is_quantity(leaf) else ''
-    return describe_aval(abstract(u.get_magnitude(leaf))) + unit
+def descriptions(leaves: Mapping[str, Any], what: str) -> dict[str, str]:
+    """Dtype (of a key its kind), shape and unit of leaves of ``what``, by name."""
+    found = {}
+    for name, leaf in leaves.items():
+        with refused(f'the leaf {name!r} of {what} is no array of JAX'):
+            unit = f' {u.get_unit(leaf)}' if _is_quantity(leaf) else ''
+            found[name] = describe_aval(abstract(u.get_magnitude(leaf))) + unit
+    return found
 
 
 def numbers_of(leaf):
