@@ -32,6 +32,7 @@ from ..errors import OptionError, StructureError
 from .saving import (
     FILE,
     FINGERPRINT,
+    PARTS,
     as_like,
     check_fingerprint,
     descriptions,
@@ -87,7 +88,7 @@ def save_state(file: File, state: Any, learner=None) -> None:
     about = {} if learner is None else {'fingerprint': learner.fingerprint()}
     alone = all(map(_is_here, leaves.values()))
     if not alone:
-        _check_alike({'learner': about, 'tree': here})
+        _check_alike(about.get('fingerprint'), {'leaves': here})
     arrays = {name: _whole(name, leaf) for name, leaf in leaves.items()}
     parts = {k: (_start(x.dtype, x.shape), x.reshape(-1).view(np.uint8)) for k, x in arrays.items()}
     if not alone and (wrong := _unlike({k: zlib.crc32(x) for k, (_, x) in parts.items()})):
@@ -141,9 +142,9 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     else:
         path = _path(file)
         there = path is None or path.exists()
-        _check_alike({'learner': here, 'whether it sees the file': there})
+        _check_alike(here, {'whether it sees the file': there})
         numbers, content = _in_all(lambda: _read(file, leaves, here), 'read')
-        _check_alike({'the content of the file': content})
+        _check_alike(here, {'the content of the file': content})
     return jax.tree.unflatten(treedef, map(_placed, numbers, leaves.values()))
 
 
@@ -196,7 +197,7 @@ def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], i
                     raise ValueError('what stands there is not what was saved under this name')
                 size = math.prod(aval.shape) * dtype.itemsize
                 data = _content(info, archive, _start(dtype, aval.shape), size)
-                if dtype == bool and data.max(initial=0) > 1:
+                if dtype.kind == 'b' and data.max(initial=0) > 1:
                     raise ValueError('it holds what is neither true nor false')
                 numbers.append(data.view(dtype).reshape(aval.shape))
     return numbers, zlib.crc32(text)
@@ -367,8 +368,8 @@ def _whole(name: str, leaf) -> np.ndarray:
     found = numbers.astype(_stored(leaf).dtype, copy=False)
     if found.dtype.kind in 'iu' and (found != numbers).any():
         raise StructureError(
-            f'the leaf {name!r} holds numbers that {found.dtype} has not; JAX has larger ones under '
-            '`jax_enable_x64`.'
+            f'the leaf {name!r} holds numbers that {found.dtype} has not. Switch `jax_enable_x64` '
+            'on, or save smaller ones.'
         )
     return found
 
@@ -388,12 +389,12 @@ def _in_all(do: Callable, what: str):
     return result
 
 
-def _check_alike(here: Mapping[str, Any]) -> None:
-    """Refuse processes that do not have the same under each name."""
-    if wrong := _unlike(here):
+def _check_alike(fingerprint: Mapping | None, others: dict[str, Any]) -> None:
+    """Refuse processes with other learners, or with other values of these names."""
+    if wrong := _unlike({k: (fingerprint or {}).get(k) for k in PARTS} | others):
         raise StructureError(
-            f'{wrong}, so nothing was read or written. Run one program with the same versions in '
-            'all, and a file that all see; `learner.fingerprint()` tells what a learner is.'
+            f'{wrong}, so nothing is replaced. Run one program with the same versions in '
+            'all, and a file that all see; `learner.fingerprint()` has what differs.'
         )
 
 
