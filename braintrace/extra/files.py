@@ -51,7 +51,7 @@ File: TypeAlias = str | os.PathLike | BinaryIO
 
 FORMAT = 3  # the only one that is read
 TEXT = re.compile(r'uint8\[(\d+)\]')  # how a text of any length is described
-LARGEST = 2**23  # bytes of a header and of the list of members
+LARGEST = 2**22  # bytes of a header; a list of members has less than twice as many
 PIECE = 2**18  # bytes that are read at once, so that a cache holds them
 STALE = 3600  # seconds after which nobody writes into a part any more
 
@@ -90,28 +90,36 @@ def save_state(file: File, state: Any, learner=None) -> None:
     if not alone:
         _check_alike(about.get('fingerprint'), {'leaves': here})
     arrays = {name: _whole(name, leaf) for name, leaf in leaves.items()}
-    parts = {k: (_start(x.dtype, x.shape), x.reshape(-1).view(np.uint8)) for k, x in arrays.items()}
-    if not alone and (wrong := _unlike({k: zlib.crc32(x) for k, (_, x) in parts.items()})):
+    data = {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()}
+    if not alone and (wrong := _unlike({name: zlib.crc32(x) for name, x in data.items()})):
         tell(f'{wrong}, though all should hold the same numbers; those of process 0 are saved.')
 
     def write():
         with _written(file) as stream, zipfile.ZipFile(stream, 'w') as archive:
-
-            def add(member: str, *content) -> int:
-                with archive.open(member, 'w', force_zip64=True) as entry:
-                    for part in content:
-                        entry.write(part)
-                return archive.getinfo(member).CRC
-
             rows = {}  # they bind each name to the content of its member
-            for name in parts:
-                rows[name] = here[name], add(f'{name}.npy', *parts[name])
-            add(FILE, json.dumps({'format': FORMAT, **about, 'leaves': rows}).encode())
+            for name, array in arrays.items():
+                start = _start(array.dtype, array.shape)
+                rows[name] = here[name], _add(archive, f'{name}.npy', start, data[name])
+            header = json.dumps({'format': FORMAT, **about, 'leaves': rows}).encode()
+            if len(header) > LARGEST:
+                raise StructureError(
+                    f'names and fingerprint take {len(header)} bytes, more than {LARGEST}. Save '
+                    'without `learner=`, or fewer arrays.'
+                )
+            _add(archive, FILE, header)
 
     if alone:
         write()
     else:  # process 0 writes, the others wait for it
         _in_all(lambda: write() if jax.process_index() == 0 else None, 'write')
+
+
+def _add(archive: zipfile.ZipFile, member: str, *content) -> int:
+    """Write a member; returns its checksum."""
+    with archive.open(member, 'w', force_zip64=True) as entry:
+        for part in content:
+            entry.write(part)
+    return archive.getinfo(member).CRC
 
 
 def load_state(file: File, like: Any, learner=None) -> Any:
@@ -239,7 +247,7 @@ class _Bounded:
         return getattr(self.stream, name)
 
     def read(self, size: int = -1) -> bytes:
-        return self.stream.read(LARGEST if size < 0 else min(size, LARGEST))
+        return self.stream.read(2 * LARGEST if size < 0 else min(size, 2 * LARGEST))
 
 
 def _path(file: File) -> Path | None:
