@@ -90,7 +90,7 @@ def save_state(file: File, state: Any, learner=None) -> None:
     if not alone:
         _check_alike(about.get('fingerprint'), {'leaves': here})
     arrays = {name: _whole(name, leaf) for name, leaf in leaves.items()}
-    data = {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()}
+    data = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
     if not alone and (wrong := _unlike({name: zlib.crc32(x) for name, x in data.items()})):
         tell(f'{wrong}, though all should hold the same numbers; those of process 0 are saved.')
 
@@ -143,21 +143,23 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     [0, 1, 2]
     """
     leaves, treedef = named_leaves(like, _path_of)
-    descriptions(leaves, '`like`')
-    here = None if learner is None else learner.fingerprint()
+    here = descriptions(leaves, '`like`')
+    fingerprint = None if learner is None else learner.fingerprint()
     if all(map(_is_here, leaves.values())):
-        numbers, _ = _read(file, leaves, here)
+        numbers, _ = _read(file, leaves, here, fingerprint)
     else:
         path = _path(file)
-        there = path is None or path.exists()
-        _check_alike(here, {'whether it sees the file': there})
-        numbers, content = _in_all(lambda: _read(file, leaves, here), 'read')
-        _check_alike(here, {'the content of the file': content})
+        there = path is None or os.path.exists(path)
+        _check_alike(fingerprint, {'whether it sees the file': there})
+        numbers, content = _in_all(lambda: _read(file, leaves, here, fingerprint), 'read')
+        _check_alike(fingerprint, {'the content of the file': content})
     return jax.tree.unflatten(treedef, map(_placed, numbers, leaves.values()))
 
 
-def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], int]:
-    """The numbers of leaves that a file holds, and a checksum of all that is in it."""
+def _read(
+    file: File, leaves: Mapping, here: Mapping[str, str], fingerprint: Mapping | None
+) -> tuple[list[np.ndarray], int]:
+    """The numbers of the leaves that are described ``here``, and a checksum of the whole file."""
     path = _path(file)
     what = f'{path or "the file"} is no file of `save_state`, or it is torn'
     with contextlib.ExitStack() as stack:
@@ -183,16 +185,16 @@ def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], i
                 'load the file without `learner=`, into a tree like the one that was saved, and '
                 'take them out of it.',
             )
-        here = descriptions(leaves, '`like`')
         there = {name: told for name, (told, _) in rows.items()}
         avals = {name: _stored(leaf) for name, leaf in leaves.items()}
+        texts = {}
         for name in here.keys() & there.keys():
-            # a text may have another length: who reads it judges
-            texts = [TEXT.fullmatch(x[name]) for x in (here, there)]
-            if name.split('/')[-1] == FINGERPRINT and all(texts):
-                here[name] = there[name]
-                avals[name] = jax.ShapeDtypeStruct((int(texts[1][1]),), np.uint8)
-        if wrong := differences(there, here):
+            wanted, found = (TEXT.fullmatch(x[name]) for x in (here, there))
+            # it may have another length: who reads it judges
+            if name.split('/')[-1] == FINGERPRINT and wanted and found and int(found[1]) <= LARGEST:
+                texts[name] = there[name]
+                avals[name] = jax.ShapeDtypeStruct((int(found[1]),), np.uint8)
+        if wrong := differences(there, {**here, **texts}):
             raise StructureError(
                 f'the file holds another structure than `like`:\n{wrong}\nPass a state of the '
                 'same cell, rule, options, shapes and precision.'
@@ -205,9 +207,8 @@ def _read(file: File, leaves: Mapping, fingerprint) -> tuple[list[np.ndarray], i
                     raise ValueError('what stands there is not what was saved under this name')
                 size = math.prod(aval.shape) * dtype.itemsize
                 data = _content(info, archive, _start(dtype, aval.shape), size)
-                if dtype.kind == 'b' and data.max(initial=0) > 1:
-                    raise ValueError('it holds what is neither true nor false')
-                numbers.append(data.view(dtype).reshape(aval.shape))
+                data = data.view(dtype) if dtype.kind != 'b' else data != 0
+                numbers.append(data.reshape(aval.shape))
     return numbers, zlib.crc32(text)
 
 
@@ -287,7 +288,7 @@ def _written(file: File) -> Iterator[BinaryIO]:
     """The file to write into; a path is replaced when all is on the disk."""
     path = _path(file)
     if path is None:
-        yield file
+        yield file  # type: ignore[misc]  # it has no path
         return
     path = Path(os.path.realpath(path))  # of a link its target is replaced
     is_new = not path.exists()
@@ -374,7 +375,7 @@ def _whole(name: str, leaf) -> np.ndarray:
         numbers = multihost_utils.process_allgather(numbers, tiled=True)
     numbers = np.asarray(numbers)
     found = numbers.astype(_stored(leaf).dtype, copy=False)
-    if found.dtype.kind in 'iu' and (found != numbers).any():
+    if found.dtype.kind in 'iu' and found is not numbers and (found != numbers).any():
         raise StructureError(
             f'the leaf {name!r} holds numbers that {found.dtype} has not. Switch `jax_enable_x64` '
             'on, or save smaller ones.'

@@ -179,9 +179,9 @@ def restore(
         )
     if saved:
         with refused('its fingerprint can not be read'):
-            saved = json.loads(saved) or {}
+            told = json.loads(saved) or {}
         check_fingerprint(
-            saved,
+            told,
             of,
             'The learner is as it was. Make its model as it was when saved, or take the parameters '
             f'alone: leave {FINGERPRINT!r} out of the tree.',

@@ -139,6 +139,48 @@ def test_a_compressed_member_is_not_unpacked():
         assert 'it is compressed' in refused(zipped(bomb.items(), compression=kind))
 
 
+def test_a_bool_is_true_or_false_whatever_its_byte():
+    content = MEMBERS['bits.npy'][:-3] + b'\2\0\x80'
+    header = json.loads(MEMBERS['~format'])
+    header['leaves']['bits'][1] = zlib.crc32(content)
+    file = zipped({**MEMBERS, 'bits.npy': content, '~format': json.dumps(header)}.items())
+    assert (functional.load_state(file, TREE)['bits'] == TREE['bits']).all()
+
+
+def test_a_text_is_no_longer_than_a_header():
+    header = {'format': 3, 'leaves': {'fingerprint': ['uint8[99999999999999]', 0]}}
+    file = zipped([('fingerprint.npy', b''), ('~format', json.dumps(header))])
+    with pytest.raises(StructureError, match=r'fingerprint: uint8\[9+\] when saved'):
+        functional.load_state(file, {'fingerprint': jnp.ones(3, jnp.uint8)})
+
+
+@pytest.mark.parametrize(
+    'leaf, words',
+    [
+        (np.int64(2**40), "the leaf 'w' holds numbers that int32 has not"),
+        (2**40, "the leaf 'w' of a state is no array of JAX: OverflowError"),
+        (np.ones(2, '>f4'), "the leaf 'w' of a state is no array of JAX: TypeError"),
+        (np.array(['a']), "the leaf 'w' of a state is no array of JAX: TypeError"),
+    ],
+)
+def test_what_could_not_come_back_is_not_saved(leaf, words):
+    with pytest.raises(StructureError, match=words):
+        functional.save_state(io.BytesIO(), {'w': leaf})
+
+
+def test_what_like_is_said_to_be_has_to_be_arrays():
+    with pytest.raises(StructureError, match="the leaf 'w' of `like` is no array"):
+        functional.load_state(io.BytesIO(), {'w': 'text'})
+
+
+def test_names_that_mean_something_in_a_fingerprint_are_names_as_all():
+    file = saved({'versions': jnp.ones(2), 'step': jnp.ones(1)})
+    with pytest.raises(
+        StructureError, match=r'step: float32\[1\] when(?s:.*)versions: float32\[2\]'
+    ):
+        functional.load_state(file, {'versions': jnp.ones(3), 'step': jnp.ones(4)})
+
+
 HEADER = json.loads(MEMBERS['~format'])
 WRONG = (None, 0, -1, 1e300, True, '', 'x', [], [1], {}, {'a': 1}, [['float32[3, 4]', 0]])
 
