@@ -165,6 +165,11 @@ class Strange:
     shape, dtype = (BATCH, UNITS), np.dtype(float)
 
 
+class Other(Strange):
+    def __array__(self, *_, **__):
+        return np.ones(BATCH)
+
+
 @pytest.mark.parametrize(
     'change, words',
     [
@@ -178,6 +183,7 @@ class Strange:
         (lambda t: {**t, 'fingerprint': text(b'{"rule": 1}')}, 'its fingerprint can not be read'),
         (lambda t: {**t, 'fingerprint': text(b'null')}, 'its fingerprint can not be read'),
         (lambda t: {**t, 'states/cell/h': Strange()}, "the entry 'states/cell/h' of the tree can"),
+        (lambda t: {**t, 'states/cell/h': Other()}, r"'states/cell/h' of .*: it is float64\[3\]"),
         (
             lambda t: {**t, 'states/cell/h': jax.ShapeDtypeStruct((BATCH, UNITS), float)},
             "the entry 'states/cell/h' of the tree can not be read",

@@ -1,6 +1,7 @@
 """A file says which learner it is of; what killed processes left goes; a path is what it is."""
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -247,6 +248,20 @@ def test_a_part_that_is_written_stays_whichever_process_writes_it(tmp_path):
     assert os.listdir(tmp_path) == ['run.npz']
 
 
+def test_a_part_that_another_process_takes_for_a_leftover_is_begun_anew(tmp_path, monkeypatch):
+    path, lock, taken = tmp_path / 'run.npz', fcntl.flock, []
+
+    def late(stream, how):
+        if not taken:
+            taken.append(os.listdir(tmp_path)[0])
+            os.unlink(tmp_path / taken[0])
+        lock(stream, how)
+
+    monkeypatch.setattr(fcntl, 'flock', late)
+    functional.save_state(path, {'w': jnp.ones(2)})
+    assert taken and os.listdir(tmp_path) == ['run.npz']
+
+
 def test_many_threads_save_one_file(tmp_path):
     path, errors = tmp_path / 'run.npz', []
 
@@ -266,16 +281,24 @@ def test_many_threads_save_one_file(tmp_path):
     assert len(set(functional.load_state(path, {'w': jnp.zeros(9, int)})['w'].tolist())) == 1
 
 
-def test_the_mode_of_a_file_stays(tmp_path):
-    path = tmp_path / 'run.npz'
+def test_the_mode_of_a_file_stays_and_nobody_else_reads_its_part(tmp_path, monkeypatch):
+    path, flush, modes = tmp_path / 'run.npz', os.fsync, []
+
+    def watched(descriptor):
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        flush(descriptor)
+
     functional.save_state(path, {'w': jnp.ones(2)})
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     for mode in (0o600, 0o640, 0o664):
         path.chmod(mode)
-        functional.save_state(path, {'w': jnp.ones(2)})
-        assert stat.S_IMODE(path.stat().st_mode) == mode
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'fsync', watched)
+            functional.save_state(path, {'w': jnp.ones(2)})
+        assert stat.S_IMODE(path.stat().st_mode) == mode and modes[::2] == [0o600]
+        modes.clear()
 
 
 @pytest.mark.parametrize('name', ['n' * 229, 'n' * 255, 'ä' * 127, '\U0001f40d' * 63])
