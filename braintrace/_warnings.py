@@ -1,4 +1,4 @@
-"""Warnings that point at the user's code."""
+"""Warnings that point at the user's code, and lines that somebody may read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import warnings
 import jax
 
 from .errors import BraintraceWarning
+
+# around what is written to stderr: there may be none, it may be closed, or its reader gone
+if_read = contextlib.suppress(AttributeError, OSError, ValueError)
 
 OTHERS = ('brainstate',)  # packages whose frames are skipped too, if they have been imported
 

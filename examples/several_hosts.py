@@ -8,6 +8,7 @@ If a process dies, the others end too: start all of them again, and they go on f
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -67,7 +68,7 @@ def work(args) -> None:
     specs = learner.partition_specs(dict.fromkeys(params, P()), 'data', mesh)
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     whole = jax.jit(start, out_shardings=(everywhere, everywhere, places, everywhere))()
-    if args.file.exists():
+    with contextlib.suppress(FileNotFoundError):  # no process sees a file: the first start
         whole = functional.load_state(args.file, whole, learner)
     train = jax.jit(
         learner.sequence_update(loss, optimizer, update_every=2),

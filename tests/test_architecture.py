@@ -63,11 +63,12 @@ ARROWS: dict[str, set[str]] = {
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     'extra.eligibility': CORE,
     'extra.progress': CORE,
-    'extra.saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
+    'extra.saving': CORE | {'_version'},
+    'extra.files': CORE | {'extra.saving'},
     'extra.chunks': CORE | {'extra.saving'},
     'extra.heads': CORE | {'extra.saving'},
     'functional': CORE
-    | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving'}
+    | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving', 'extra.files'}
     | {'extra.eligibility', 'extra.chunks', 'extra.heads', 'extra.progress'},
     '_learner': CORE
     | {'functional', 'rules', '_brainstate', 'extra._synthetic', 'extra.saving', 'extra.progress'},

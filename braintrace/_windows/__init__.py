@@ -47,6 +47,7 @@ from .turns import (
     Turns,
     bounds,
     buffers,
+    held,
     strong,
     with_so_far,
 )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from .._warnings import if_read
 from .._windows import LINES
 
 LINE_SECONDS = 0.2  # between two lines: one takes half a millisecond, which stays below 1 %
@@ -48,10 +49,11 @@ class Progress:
         line = f'{done}/{self.length} steps, {rate:.0f} steps/s, loss {float(loss):.4g}'
         line += f', {left:.0f} s left'
         start, end = '', '\n'
-        if sys.stderr.isatty():
-            start, end = '\r', '\n' if done == self.length else ''
-        sys.stderr.write(f'{start}{line:<79}{end}' if start else line + end)
-        sys.stderr.flush()
+        with if_read:
+            if sys.stderr.isatty():
+                start, end = '\r', '\n' if done == self.length else ''
+            sys.stderr.write(f'{start}{line:<79}{end}' if start else line + end)
+            sys.stderr.flush()
         return np.int32(min(done + rate * LINE_SECONDS, self.length))
 
     def between(self, shown: tuple, done: int, mask) -> None:

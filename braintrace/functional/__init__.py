@@ -21,8 +21,9 @@ from .._public_names import lacking as _lacking
 from .._windows import Gradient, Trained
 from ..extra.chunks import chunks
 from ..extra.eligibility import Eligibility, EligibilityState, eligibility, obgd
+from ..extra.files import load_state, save_state
 from ..extra.observed import Observed
-from ..extra.saving import load_state, save_state, structure_diff
+from ..extra.saving import structure_diff
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._warnings import if_read
 from .._windows import Turns, with_so_far
 from ._task import Part
 from ._training import At, Training
@@ -126,4 +127,6 @@ class Loop:
         self._say(f'{line}, {left:.0f} s left')
 
     def _say(self, line: str) -> None:
-        print(f'{self.task.name}: {line}', file=sys.stderr, flush=True)
+        with if_read:
+            sys.stderr.write(f'{self.task.name}: {line}\n')
+            sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,46 @@ def test_a_run_of_which_one_process_was_killed_goes_on_to_the_same_bits(tmp_path
     wanted, got = arrays(calm), arrays(disturbed)
     assert wanted.keys() == got.keys()
     assert all(wanted[name].tobytes() == got[name].tobytes() for name in wanted)
+
+
+UNLIKE = r'StructureError: process 1 differs from process 0 in: %s, so nothing is replaced\.'
+TOLD = {  # what process 0 and process 1 are told
+    'nobody sees it': ('FileNotFoundError',) * 2,
+    'saved': ('done$',) * 2,
+    'loaded': ('1.0$',) * 2,
+    'other cells save': (UNLIKE % 'step',) * 2,
+    'other cells load': (UNLIKE % 'step',) * 2,
+    'other versions': (UNLIKE % 'versions',) * 2,
+    'one sees it': (UNLIKE % 'whether it sees the file',) * 2,
+    'torn for one': ('OSError: process 1 could not read', 'StructureError: .* is no file of'),
+    'no folder': ('FileNotFoundError: .* is not there', 'OSError: process 0 could not write'),
+    'other files': (UNLIKE % 'the content of the file',) * 2,
+    'as it was': ('1.0$',) * 2,
+    'other numbers': ('done process 1 differs from process 0 in: w, though all should hold',) * 2,
+    'those of process 0': ('3.0$',) * 2,
+}
+
+
+@pytest.mark.slow
+def test_processes_that_are_not_alike_are_told_and_no_file_is_replaced(tmp_path):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        address = f'127.0.0.1:{free.getsockname()[1]}'
+    env = dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "receipts"}')
+    command = [sys.executable, '-W', 'ignore', '-m', 'tests.devices.two_hosts']
+    processes = [
+        subprocess.Popen(
+            [*command, str(k), address, str(tmp_path)], env=env, stdout=subprocess.PIPE, text=True
+        )
+        for k in (0, 1)
+    ]
+    try:
+        texts = [process.communicate(timeout=150)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for k, text in enumerate(texts):
+        found = dict(line.split(' | ') for line in text.splitlines() if ' | ' in line)
+        assert found.keys() == TOLD.keys(), text
+        for what, line in found.items():
+            assert re.match(TOLD[what][k], line), (k, what, line)

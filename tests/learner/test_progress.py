@@ -2,6 +2,11 @@
 and an exception of it is the user's.
 """
 
+import contextlib
+import io
+import os
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +17,7 @@ import braintrace
 from braintrace import functional, rules, tasks
 from braintrace.errors import OptionError
 from braintrace.extra import progress as of_progress
+from braintrace.tasks._loop import Loop
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Layer, compiled, data, loss_of, squared
@@ -141,6 +147,35 @@ def test_a_line_is_renewed_a_few_times_a_second_and_at_most_a_hundred_times(
     assert 3 <= reports <= most
     said = f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left'
     assert said in capfd.readouterr().err
+
+
+def unread():
+    """A stderr whose reader has left."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, 'w', buffering=1)
+
+
+def closed():
+    file = io.StringIO()
+    file.close()
+    return file
+
+
+@pytest.mark.parametrize('stderr', [lambda: None, closed, unread])
+def test_where_nobody_reads_it_nothing_is_shown_and_training_goes_on(stderr, monkeypatch, capsys):
+    file = stderr()
+    monkeypatch.setattr(sys, 'stderr', file)
+    line = of_progress.Progress(10).tell
+    line(0)
+    assert line(5, [0.5], [1]) <= 10 and line(10, [0.5], [1]) == 10
+    loop = Loop.__new__(Loop)
+    loop.task = tasks.adding(4)
+    loop._say('1/2 updates')
+    assert capsys.readouterr().out == ''
+    if file is not None:
+        with contextlib.suppress(OSError):  # of what is still to be written
+            file.close()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A learner is saved as a flat dict of arrays, and goes back to it as often as is asked."""
 
 import io
+import signal
 
 import brainstate
 import jax
@@ -126,6 +127,96 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     with refused(StructureError, words, learner):
         learner.restore(tree)
     assert_close(learner.save(), before, 0.0)
+
+
+@pytest.mark.parametrize('at', [0, 1, -1])
+def test_a_restore_that_is_cut_off_leaves_no_mixture(at, monkeypatch):
+    learner = shared()
+    before = learner.save()
+    tree = {k: x if k in ('rule', 'fingerprint') else x + 1 for k, x in before.items()}
+    at, written, write = at % len(learner._saved()), [], brainstate.State._write_value
+
+    def stops(state, value):
+        write(state, value)
+        written.append(state)
+        if len(written) == at + 1:
+            stop()
+
+    def fails():
+        raise RuntimeError('a hook of a state')
+
+    monkeypatch.setattr(brainstate.State, '_write_value', stops)
+    stop = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        learner.restore(tree)
+    assert_close(learner.save(), tree, 0.0)
+    written.clear()
+    stop = fails
+    with pytest.raises(RuntimeError, match='a hook'):
+        learner.restore(before)
+    assert_close(learner.save(), tree, 0.0)
+    monkeypatch.undo()
+    learner.restore(before)
+
+
+class Strange:
+    """An array by its looks."""
+
+    shape, dtype = (BATCH, UNITS), np.dtype(float)
+
+
+class Other(Strange):
+    def __array__(self, *_, **__):
+        return np.ones(BATCH)
+
+
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (lambda t: {**t, 'rule': 'd_rtrl()'}, "the entry 'rule' of the tree can not be read"),
+        (lambda t: {**t, 'rule': np.full(3, -1)}, 'rule: .* when saved'),
+        (lambda t: {**t, 'rule': None}, "the entry 'rule' of the tree can not be read"),
+        (lambda t: {**t, 'fingerprint': object()}, "the entry 'fingerprint' of the tree can not"),
+        (lambda t: {**t, 'fingerprint': text(b'{')}, 'its fingerprint can not be read'),
+        (lambda t: {**t, 'fingerprint': text(b'[' * 10**5)}, 'its fingerprint can not be read'),
+        (lambda t: {**t, 'fingerprint': text(b'[1]')}, 'its fingerprint can not be read'),
+        (lambda t: {**t, 'fingerprint': text(b'{"rule": 1}')}, 'its fingerprint can not be read'),
+        (lambda t: {**t, 'fingerprint': text(b'null')}, 'its fingerprint can not be read'),
+        (lambda t: {**t, 'states/cell/h': Strange()}, "the entry 'states/cell/h' of the tree can"),
+        (lambda t: {**t, 'states/cell/h': Other()}, r"'states/cell/h' of .*: it is float64\[3\]"),
+        (
+            lambda t: {**t, 'states/cell/h': jax.ShapeDtypeStruct((BATCH, UNITS), float)},
+            "the entry 'states/cell/h' of the tree can not be read",
+        ),
+        (lambda t: {**t, 'states/cell/h': given_away()}, 'Array has been deleted'),
+        (lambda t: {**t, 3: 4}, '3: int64.* when saved, absent here'),
+        (lambda t: np.load(torn(t)), "the entry '.*' of the tree can not be read"),
+    ],
+)
+def test_a_tree_of_any_kind_is_refused_by_the_name_of_the_entry(change, words):
+    learner = shared()
+    before = learner.save()
+    with pytest.raises(StructureError, match=words):
+        learner.restore(change({k: np.asarray(x) for k, x in before.items()}))
+    assert_close(learner.save(), before, 0.0)
+
+
+def text(content: bytes):
+    return np.frombuffer(content, np.uint8)
+
+
+def given_away():
+    array = jnp.ones((BATCH, UNITS), float)
+    array.delete()
+    return array
+
+
+def torn(tree) -> io.BytesIO:
+    file = io.BytesIO()
+    np.savez(file, **tree)
+    whole = bytearray(file.getvalue())
+    whole[300:340] = bytes(40)
+    return io.BytesIO(whole)
 
 
 def test_a_unit_that_differs_is_refused():

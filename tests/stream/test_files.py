@@ -1,13 +1,20 @@
 """A file says which learner it is of; what killed processes left goes; a path is what it is."""
 
 import errno
+import fcntl
 import io
 import json
 import os
 import platform
+import re
 import stat
+import subprocess
+import sys
+import threading
 import time
 import warnings
+import zipfile
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -108,15 +115,28 @@ def test_options_and_what_is_learned_are_part_of_it():
     assert ' at 0x' not in json.dumps(loops.fingerprint())  # it is alike in every process
 
 
-def rewritten(file: io.BytesIO, change) -> io.BytesIO:
-    """The file with another header."""
-    entries = dict(np.load(file))
-    header = json.loads(str(entries.pop('~format')))
-    change(header)
+def members_of(file: io.BytesIO) -> dict[str, bytes]:
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def zipped(members, **options) -> io.BytesIO:
+    """A file with these members, (name, bytes), in this order."""
     new = io.BytesIO()
-    np.savez(new, **{'~format': np.array(json.dumps(header))}, **entries)
+    with warnings.catch_warnings(), zipfile.ZipFile(new, 'w', **options) as archive:
+        warnings.simplefilter('ignore')  # of names that stand twice
+        for name, content in members:
+            archive.writestr(name, content)
     new.seek(0)
     return new
+
+
+def rewritten(file: io.BytesIO, change) -> io.BytesIO:
+    """The file with another header."""
+    members = members_of(file)
+    header = json.loads(members['~format'])
+    change(header)
+    return zipped({**members, '~format': json.dumps(header)}.items())
 
 
 def test_other_versions_warn_and_the_equations_are_not_compared_then():
@@ -131,23 +151,23 @@ def test_other_versions_warn_and_the_equations_are_not_compared_then():
         functional.load_state(file, state, learner=learner)
 
 
-def test_a_file_of_the_first_format_is_read_and_a_later_one_refused():
+def test_a_file_without_a_fingerprint_is_told_and_another_format_refused():
     learner, state = made(ES)
-
-    def first(header):
-        header['format'] = 1
-        header.pop('fingerprint', None)
-
-    file = rewritten(in_memory(state), first)
+    file = in_memory(state)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         functional.load_state(file, state)
     file.seek(0)
     with pytest.warns(BraintraceWarning, match='does not say which learner'):
         functional.load_state(file, state, learner=learner)
-    later = rewritten(in_memory(state), lambda header: header.update(format=3))
-    with pytest.raises(StructureError, match='format 3, of a later braintrace'):
-        functional.load_state(later, state)
+    for found in (2, 4, 'x' * 99):
+        other = rewritten(in_memory(state), lambda header, n=found: header.update(format=n))
+        with pytest.raises(StructureError, match='format .{1,20}, of another braintrace; .* 3'):
+            functional.load_state(other, state)
+    earlier = io.BytesIO()
+    np.savez(earlier, **{'~format': np.array('{"format": 2, "leaves": {}}'), 't': state.t})
+    with pytest.raises(StructureError, match="or of an earlier braintrace: it has no '~format'"):
+        functional.load_state(earlier, state)
 
 
 def test_a_trace_in_bfloat16_is_called_so():
@@ -172,7 +192,7 @@ def test_a_saved_learner_knows_its_model():
     with pytest.raises(StructureError, match=r'tanh\(.* when saved, .*sin\('):
         other.restore(tree)
     compiled().restore(tree)
-    tree.pop('fingerprint')  # as an earlier version wrote it
+    tree.pop('fingerprint')  # for its parameters alone
     other.restore(tree)
 
 
@@ -183,34 +203,139 @@ def test_a_file_of_a_saved_learner_is_read_without_and_with_its_fingerprint():
     text = jax.eval_shape(lambda: {**like, 'fingerprint': jnp.zeros(5, jnp.uint8)})  # of any length
     loaded = functional.load_state(in_memory(whole), text, learner=None)
     compiled().restore(loaded)
-    older = {k: x for k, x in whole.items() if k != 'fingerprint'}
-    compiled().restore(functional.load_state(in_memory(older), like))
+    with pytest.raises(StructureError, match=r'fingerprint: float32\[2\] when saved, uint8'):
+        functional.load_state(in_memory({**whole, 'fingerprint': jnp.ones(2)}), text)
     functional.load_state(in_memory(whole, learner), like, learner=compiled())
 
 
 # paths ----------------------------------------------------------------------------------------
 
 
-def part(path, pid: int, token: str = '0123abcd4567', host: str = platform.node(), age: float = 0):
-    left = path.with_name(f'{path.name}.{host}-{pid}-{token}.part')
-    left.write_bytes(b'torn')
-    os.utime(left, (time.time() - age,) * 2)
-    return left
+def left(path, name=None, host='', age=0, content=b'torn'):
+    """What a killed process left: a part of `path`, or a file of this name beside it."""
+    if name is None:
+        host = (host or re.sub(r'[^A-Za-z0-9.]', '_', platform.node()))[-24:]
+        tag = f'{zlib.crc32(path.name.encode()):08x}0123abcd'
+        name = f'{path.name[:50]}.{host}-{tag}.part'
+    part = path.with_name(name)
+    part.write_bytes(content)
+    os.utime(part, (time.time() - age,) * 2)
+    return part
 
 
-def test_parts_of_processes_that_are_gone_go_at_once(tmp_path):
+def test_parts_of_processes_that_are_gone_go_at_once_and_files_of_others_stay(tmp_path):
     path = tmp_path / 'run[1].npz'
-    gone = max(int(x) for x in (*os.listdir('/proc'), '1') if x.isdigit()) + 10**6
-    goes = [part(path, gone), part(path, os.getpid()), part(path, 1, host='far', age=7200)]
-    goes.append(path.with_name('run[1].npz.0123abcd.part'))  # of an earlier version
-    goes[-1].write_bytes(b'')
-    os.utime(goes[-1], (time.time() - 7200,) * 2)
-    stays = [part(path, os.getppid()), part(path, gone, host='far')]
-    stays += [part(tmp_path / 'run1.npz', gone), path.with_name('run[1].npz.mine')]
-    stays[-1].write_bytes(b'')
+    goes = [left(path), left(path, host='far', age=7200)]
+    names = 'run[1].npz.mine', 'run[1].npz.download.part', 'run[1].npz.0123abcd.part'
+    stays = [left(path, name, age=7200) for name in names]
+    stays += [left(tmp_path / 'run1.npz'), left(path, host='faraway')]
     functional.save_state(path, {'w': jnp.ones(2)})
     assert not any(x.exists() for x in goes) and all(x.exists() for x in stays)
     assert len(os.listdir(tmp_path)) == len(stays) + 1
+
+
+def test_a_part_that_is_written_stays_whichever_process_writes_it(tmp_path):
+    path = tmp_path / 'run.npz'
+    part = left(path, age=7200)
+    code = 'import fcntl, sys; f = open(sys.argv[1], "r+b"); fcntl.flock(f, 2); print(); input()'
+    other = [sys.executable, '-c', code, str(part)]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        functional.save_state(path, {'w': jnp.ones(2)})
+        assert part.exists()
+        process.communicate(b'\n')
+    functional.save_state(path, {'w': jnp.ones(2)})
+    assert os.listdir(tmp_path) == ['run.npz']
+
+
+def test_a_part_that_another_process_takes_for_a_leftover_is_begun_anew(tmp_path, monkeypatch):
+    path, lock, taken = tmp_path / 'run.npz', fcntl.flock, []
+
+    def late(stream, how):
+        if not taken:
+            taken.append(os.listdir(tmp_path)[0])
+            os.unlink(tmp_path / taken[0])
+        lock(stream, how)
+
+    monkeypatch.setattr(fcntl, 'flock', late)
+    functional.save_state(path, {'w': jnp.ones(2)})
+    assert taken and os.listdir(tmp_path) == ['run.npz']
+
+
+def test_many_threads_save_one_file(tmp_path):
+    path, errors = tmp_path / 'run.npz', []
+
+    def save(k):
+        try:
+            for _ in range(5):
+                functional.save_state(path, {'w': np.full(9, k)})
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and os.listdir(tmp_path) == ['run.npz']
+    assert len(set(functional.load_state(path, {'w': jnp.zeros(9, int)})['w'].tolist())) == 1
+
+
+def test_the_mode_of_a_file_stays_and_nobody_else_reads_its_part(tmp_path, monkeypatch):
+    path, flush, modes = tmp_path / 'run.npz', os.fsync, []
+
+    def watched(descriptor):
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        flush(descriptor)
+
+    functional.save_state(path, {'w': jnp.ones(2)})
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    for mode in (0o600, 0o640, 0o664):
+        path.chmod(mode)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'fsync', watched)
+            functional.save_state(path, {'w': jnp.ones(2)})
+        assert stat.S_IMODE(path.stat().st_mode) == mode and modes[::2] == [0o600]
+        modes.clear()
+
+
+@pytest.mark.parametrize('name', ['n' * 229, 'n' * 255, 'ä' * 127, '\U0001f40d' * 63])
+def test_every_name_that_a_folder_takes_can_be_saved(name, tmp_path):
+    left(tmp_path / name)
+    functional.save_state(tmp_path / name, {'w': jnp.ones(2)})
+    assert os.listdir(tmp_path) == [name]
+    assert functional.load_state(tmp_path / name, {'w': jnp.ones(2)})['w'].tolist() == [1, 1]
+
+
+def test_what_is_no_path_is_refused(tmp_path):
+    class Bytes:
+        def __fspath__(self):
+            return b'run.npz'
+
+    for file in (b'run.npz', None, 3, f'{tmp_path}/a\0b', Bytes()):
+        for call in (functional.save_state, functional.load_state):
+            with pytest.raises(OptionError, match='give a path without NUL, or an open binary fi'):
+                call(file, {'w': jnp.ones(2)})
+    assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_can_not_be_flushed_or_listed_keeps_what_was_saved(tmp_path, monkeypatch):
+    flush = os.fsync
+
+    def strict(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        flush(descriptor)
+
+    def unlisted(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, 'fsync', strict)
+    monkeypatch.setattr(os, 'listdir', unlisted)
+    functional.save_state(tmp_path / 'run.npz', {'w': jnp.ones(2)})
+    assert functional.load_state(tmp_path / 'run.npz', {'w': jnp.ones(2)})['w'].shape == (2,)
 
 
 def test_of_a_link_the_target_is_replaced(tmp_path):
@@ -225,7 +350,9 @@ def test_of_a_link_the_target_is_replaced(tmp_path):
 
 def test_what_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
-    for path in (tmp_path / 'pipe', tmp_path, '/dev/null'):
+    for path in (tmp_path / 'pipe', tmp_path, '/dev/null', '/dev/zero'):
+        with pytest.raises(OptionError, match='no regular file'):
+            functional.load_state(path, {'w': jnp.ones(2)})
         before = os.stat(path).st_mode
         with pytest.raises(OptionError, match='no regular file'):
             functional.save_state(path, {'w': jnp.ones(2)})
