@@ -328,6 +328,13 @@ def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
     check(eqn, body, lambda body, operands: evaluate(body, consts, *operands))
 
 
+def test_a_custom_vmap_that_none_surrounds_is_a_call():
+    product = jax.custom_batching.sequential_vmap(lambda x, y: jnp.sin(x) @ y)
+    eqn = the('custom_vmap_call', product, X, X.T + 1)
+    body, consts = _jax.call_body(eqn)
+    check(eqn, body, lambda body, operands: evaluate(body, consts, *operands))
+
+
 @pytest.mark.parametrize('check_vma', [False, True])
 def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))

@@ -1,7 +1,7 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, analyse_again, check_learnable
-from .analysis.findings import bent_on_the_way, find_findings, readers
+from .analysis.findings import find_findings, readers
 from .analysis.pairs import DPass, read_positions
 from .equations import Loop, Remat, is_complex, is_inexact, moved_operands
 from .graph import (

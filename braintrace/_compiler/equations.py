@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, overload
@@ -124,10 +125,10 @@ class Bent(Exception):
 CONSTANT, ZERO, LINEAR = range(3)
 
 
-def is_linear(jaxpr, flags: Sequence[bool]) -> bool:
+def is_linear(jaxpr, consts: Sequence, flags: Sequence[bool]) -> bool:
     """Whether the results are linear in the flagged inputs together: zero where these are."""
     try:
-        kinds = _through(jaxpr, [LINEAR if flag else CONSTANT for flag in flags])
+        kinds = _through(jaxpr, consts, [LINEAR if flag else CONSTANT for flag in flags])
     except Bent:
         return False
     return not any(
@@ -136,14 +137,19 @@ def is_linear(jaxpr, flags: Sequence[bool]) -> bool:
     )
 
 
-def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
+def _through(jaxpr, consts: Sequence, kinds: Sequence[int]) -> list[int]:
     """The kinds of the results."""
 
     def of_literal(atom) -> int:
-        zero = is_inexact(atom.aval) and not np.any(_jax.literal(atom))
-        return ZERO if zero else CONSTANT
+        return _of_number(_jax.literal(atom))
 
-    return _jax.walk(jaxpr, [CONSTANT] * len(jaxpr.constvars), kinds, _equation, of_literal)
+    return _jax.walk(jaxpr, map(_of_number, consts), kinds, _equation, of_literal)
+
+
+def _of_number(x) -> int:
+    """The kind of a constant; a zero of any type makes a zero of a float."""
+    known = not isinstance(x, _jax.Tracer) and not _jax.is_key(x)
+    return ZERO if known and not np.any(x) else CONSTANT
 
 
 def _equation(eqn, ins: list[int]) -> list[int]:
@@ -153,18 +159,18 @@ def _equation(eqn, ins: list[int]) -> list[int]:
     if eqn.primitive.name in _jax.CUSTOM_CALLS:
         call = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
     if call is not None:
-        return _through(call[0], ins)
+        return _through(*call, ins)
     if scan is not None:
         # followed until what its carry is stays
         consts, carry, xs = scan.split(ins)
         while True:
-            outs = _through(scan.body, [*consts, *carry, *xs])
+            outs = _through(scan.body, scan.consts, [*consts, *carry, *xs])
             new = [_either(*kinds) for kinds in zip(avals, carry, outs)]
             if new == carry:
                 return [*carry, *outs[scan.num_carry :]]
             carry = new
     if branches is not None and ins[0] != LINEAR:
-        each = [_through(branch, ins[1:]) for branch, _ in branches]
+        each = [_through(*branch, ins[1:]) for branch in branches]
         return [_either(*kinds) for kinds in zip(avals, *each, strict=True)]
     if primitives.TABLE[eqn.primitive.name].passes:
         return ins
@@ -172,16 +178,23 @@ def _equation(eqn, ins: list[int]) -> list[int]:
     varying, zero = [k == LINEAR for k in ins], [k == ZERO for k in ins]
     smooth = any(map(is_inexact, avals))
     if not any(varying):
-        stays_zero = smooth and any(zero) and _straight(eqn, zero, zero)
+        stays_zero = any(zero) and _straight(eqn, zero, zero)
         return [ZERO if stays_zero else CONSTANT] * len(avals)
-    # that a number is finite decides nothing between finite numbers
-    if eqn.primitive.name == 'is_finite':
+    if _asks_if_finite(eqn):
         return [CONSTANT] * len(avals)
     # a choice between numbers, made of what was flagged, is not linear
     chooses = any(k and not is_inexact(v.aval) for v, k in zip(eqn.invars, varying, strict=True))
     if smooth and (chooses or not _straight(eqn, varying, zero)):
         raise Bent
     return [LINEAR] * len(avals)
+
+
+def _asks_if_finite(eqn) -> bool:
+    """Whether an equation asks if a number is finite, or one at all: between finite numbers that
+    decides nothing.
+    """
+    name, ins = eqn.primitive.name, eqn.invars
+    return name == 'is_finite' or name == 'ne' and ins[0] is ins[1]
 
 
 def _either(aval, *kinds: int) -> int:
@@ -205,8 +218,13 @@ def _straight(eqn, varying: list[bool], zero: list[bool]) -> bool:
         only_moved = all(k in moved for k, flag in enumerate(varying) if flag)
         return does.retypes or does.moves is not None and only_moved
 
-    ins = eqn.invars
-    others = [k for k, v in enumerate(ins) if is_inexact(v.aval) and not varying[k]]
+    # integers that are no numbers of the result choose or count
+    ins, own = eqn.invars, eqn.outvars[0].aval.dtype
+    others = [
+        k
+        for k, v in enumerate(ins)
+        if (is_inexact(v.aval) or v.aval.dtype == own) and not varying[k]
+    ]
     # a function that is linear in one more operand as well is a sum of both
     added = (k for k in others if not zero[k])
     return together(varying) and not any(
@@ -396,7 +414,9 @@ def backward(
     if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
     if does.mixes:
-        return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
+        fed = does.fed(eqn.params, ins, out_labels[0]) if does.fed is not None else [None] * len(ins)
+        each = zip(ins, fed, wanted, strict=True)
+        return [None if not w else many(s) if lab is None else lab for s, lab, w in each]
     # movement: an element gets the labels of all places that it went to
     operands = moved_operands(eqn)
     if operands and not any(w for k, w in enumerate(wanted) if k not in operands):
@@ -417,8 +437,8 @@ def backward(
             of = dict(zip(operands, found, strict=True))
             return [of.get(k) if w else None for k, w in enumerate(wanted)]
     # anything else by its own reverse rule, whose equations are followed
-    jaxpr, of_cotangents = _reverse_rule(eqn, avals, wanted)
-    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not is_linear(jaxpr, of_cotangents):
+    jaxpr, *rest = _reverse_rule(eqn, avals, wanted)
+    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not is_linear(jaxpr, *rest):
         return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
     start: list[Labels] = [None] * len(ins)
     start += [lab for o, lab in zip(eqn.outs, out_labels, strict=True) if is_inexact(avals[o])]
@@ -426,16 +446,45 @@ def backward(
     return [next(got) if w else None for w in wanted]
 
 
-def has_linear_rule(eqn: Equation, avals) -> bool:
-    """Whether the equation's reverse rule is known to be linear in the cotangents, as that of a
-    user's own need not be.
+def reads(eqn: Equation, avals, k: int) -> dict[int, Labels]:
+    """For each result, by its value, the element of operand ``k`` that each of its elements reads,
+    by the transpose of a reverse rule of the user's own; empty where there is none.
     """
-    return is_linear(*_reverse_rule(eqn, avals, [is_inexact(avals[v]) for v in eqn.ins]))
+    results = [o for o in eqn.outs if is_inexact(avals[o])]
+    if not _jax.holds_call(eqn) or is_bent(eqn, avals):
+        return {}
+    jaxpr, consts, _ = _reverse_rule(eqn, avals, [j == k for j in range(len(eqn.ins))])
+    shaped = lambda v: jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype)
+
+    def push(*operands):
+        *primals, tangent = operands
+        pull = lambda *cotangents: _jax.evaluate(jaxpr, consts, (*primals, *cotangents))[0]
+        return jax.linear_transpose(pull, *map(shaped, results))(tangent)
+
+    try:
+        found = along(push, [*map(shaped, eqn.ins)], shaped(eqn.ins[k]))
+    except NotImplementedError:  # an equation of the rule has no transpose
+        return {}
+    return dict(zip(results, found, strict=True))
 
 
-def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, list[bool]]:
-    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, and which of
-    its inputs are cotangents.
+def is_bent(eqn: Equation, avals) -> bool:
+    """Whether the equation has a reverse rule of the user's own that is not known to be linear in
+    the cotangents.
+    """
+    wanted = [is_inexact(avals[v]) for v in eqn.ins]
+    own = _jax.holds_call(eqn, {'custom_vjp_call'})
+    return own and not is_linear(*_reverse_rule(eqn, avals, wanted))
+
+
+def rounds(eqn: Equation) -> bool:
+    """Whether the equation rounds values to a few bits, and what comes back through it as well."""
+    return eqn.does.rounds is not None and eqn.does.rounds(eqn.params)
+
+
+def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, list, list[bool]]:
+    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, its constants,
+    and which of its inputs are cotangents.
     """
 
     def pull(primals, cotangents):
@@ -452,8 +501,8 @@ def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, li
     n, smooth = len(eqn.ins), [o for o in eqn.outs if is_inexact(avals[o])]
     values = (avals[v] for v in (*eqn.ins, *smooth))
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in values]
-    jaxpr, _ = _jax.trace(lambda *flat: pull(flat[:n], list(flat[n:])), *shapes)
-    return jaxpr, [False] * n + [True] * len(smooth)
+    jaxpr, consts = _jax.trace(lambda *flat: pull(flat[:n], list(flat[n:])), *shapes)
+    return jaxpr, consts, [False] * n + [True] * len(smooth)
 
 
 # ---- forward: which positions each element of an equation's results reads ----
@@ -467,11 +516,11 @@ def forward(eqn, labels: Sequence[Labels], known: Sequence) -> list[Labels]:
     """
     does, arriving = primitives.TABLE[eqn.primitive.name], [has(lab) for lab in labels]
     ins, outs = ([v.aval.shape for v in vs] for vs in (eqn.invars, eqn.outvars))
-    # no label arrives, or no gradient leaves
-    leaves = does.gradient and any(is_inexact(v.aval) for v in eqn.outvars)
+    straight = does.linear is not None and does.linear(arriving)
+    # no label arrives, or no number that depends on it leaves
+    leaves = (does.gradient or straight) and any(is_inexact(v.aval) for v in eqn.outvars)
     if not any(arriving) or not leaves:
         return [None] * len(outs)
-    straight = does.linear is not None and does.linear(arriving)
     # element by element: an element reads what the same element of any operand reads
     if does.elementwise and straight:
         total = None
@@ -524,8 +573,7 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
         values = [a.val if isinstance(a, _jax.Literal) else known.get(a) for a in eqn.invars]
         discrete = any(a in chosen for a in eqn.invars if not isinstance(a, _jax.Literal))
         if discrete or any(map(has, labels)):
-            # that a number is finite decides nothing between finite numbers
-            if eqn.primitive.name != 'is_finite':
+            if not _asks_if_finite(eqn):
                 chosen.update(o for o in eqn.outvars if not is_inexact(o.aval))
             outs: list[Labels] = [many(o.aval.shape) for o in eqn.outvars]
             outs = outs if discrete else _step(eqn, labels, values)
@@ -542,27 +590,50 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
 
 
 def _step(eqn, labels: list[Labels], values: list) -> list[Labels]:
-    """Labels through one equation of a jaxpr; calls and loops are entered."""
+    """Labels through one equation of a jaxpr; calls, branches and loops are entered."""
     inner, loop = _jax.inlinable(eqn), _jax.while_parts(eqn)
+    scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
+    avals, does = [v.aval for v in eqn.invars], primitives.TABLE[eqn.primitive.name]
     if inner is not None:
         body, _ = _jax.closed_jaxpr(inner)
         known = dict(zip(body.invars, values, strict=True))
         return through_linear(body, labels, known)
+    if branches is not None and not has(labels[0]):
+        each = (through_linear(branch, labels[1:]) for branch, _ in branches)
+        return [functools.reduce(merge, found) for found in zip(*each, strict=True)]
+    if scan is not None:
+        # all turns are taken together
+        consts, carry, xs = scan.split(labels)
+        rows = [None if lab is None else merge_axes(lab, (0,)) for lab in xs]
+        body = lambda carry: through_linear(scan.body, [*consts, *carry, *rows])
+        carry = _settled(body, carry)
+        ys = zip(body(carry), eqn.outvars, strict=True)
+        return carry + [
+            None if lab is None else np.broadcast_to(lab, o.aval.shape)
+            for lab, o in [*ys][scan.num_carry :]
+        ]
+    # a product that sums nothing is one of single elements
+    if does.apart is not None and (apart := does.apart(eqn.params, avals)):
+        return through_linear(_jax.trace(apart, *avals)[0], labels)
     if loop is None:
         return forward(eqn, labels, values)
-    # a while loop: its carry is followed until nothing changes
+    # a while loop
     _, operands, carry = loop.split(labels)
     asked = {v for eqn in loop.cond.eqns for v in eqn.invars if not isinstance(v, _jax.Literal)}
-    while True:
-        turned = through_linear(loop.body, [*operands, *carry])
-        new = [merge(a, b) for a, b in zip(carry, turned, strict=True)]
-        if all(
-            a is b or a is not None and b is not None and bool((a == b).all())
-            for a, b in zip(carry, new, strict=True)
-        ):
-            break
-        carry = new
+    new = _settled(lambda carry: through_linear(loop.body, [*operands, *carry]), carry)
     own = zip(loop.cond.invars[loop.cond_nconsts :], new, strict=True)
     if any(v in asked and has(lab) for v, lab in own):  # what is labelled ends the loop
         return [many(o.aval.shape) for o in loop.body.outvars]
     return new
+
+
+def _settled(body: Callable, carry: Sequence[Labels]) -> list[Labels]:
+    """The labels of a loop's carry, followed until nothing changes."""
+    while True:
+        new = [merge(a, b) for a, b in zip(carry, body(carry))]
+        if all(
+            a is b or a is not None and b is not None and bool((a == b).all())
+            for a, b in zip(carry, new, strict=True)
+        ):
+            return new
+        carry = new

@@ -145,6 +145,14 @@ KINDS = {
         'merges positions of the result of an op',
         strict=True,
     ),
+    'mixing:not-linear': Kind(
+        'warning',
+        '{chain} has a derivative rule of its own that is not known to be linear, as a clip is: no '
+        'derivative stands for it, so it carries no trace and history is lost there. Clip the '
+        "whole gradient, or take exact windows (window=K, inside='exact')",
+        'has a derivative rule that is not known to be linear',
+        strict=True,
+    ),
     'cut': Kind(says='{what}', meaning='one position reads another'),
     'cut:other-shape': Kind(
         says='plain paths to states of another shape', meaning='no trace fits both shapes'
@@ -218,6 +226,13 @@ KINDS = {
         'traces hold derivatives, so what the rule does to a signal on its way to earlier steps is '
         'not in them. Clip the whole gradient, or take exact windows '
         "(window=K, inside='exact')",
+        strict=True,
+    ),
+    'nonlinear-rule:rounds': Kind(
+        'warning',
+        '{name} rounds values to a few bits, and what comes back through it as well: traces hold '
+        'derivatives, which are not rounded. To round the value alone, write '
+        "h + jax.lax.stop_gradient(rounded - h), or take exact windows (window=K, inside='exact')",
         strict=True,
     ),
     'nonlinear-rule:weight': Kind(

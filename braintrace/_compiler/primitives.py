@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 NONE = -1  # in an array of numbers of elements: an element that comes from nowhere
@@ -61,13 +62,17 @@ class Properties:
     - ``updates``: operand 2 changes operand 0 at the places that operand 1 names.
     - ``sums``: it adds two values.
     - ``finite``: its derivative is finite at every finite number, also where it is not linear.
+    - ``rounds``: ``(params) -> bool``, whether it rounds values, and what comes back, to fewer bits
+      than numbers have that one computes with.
     - ``neutral``: the number that changes nothing as one of its two operands.
     - ``quick``: an element is computed in less time than it is stored and read.
     - ``alone``: it can not be run for many steps at once: it would run branches that are not taken,
       or draw other numbers.
     - ``apart``: ``(params, operands) -> function or None`` of the same result, element by element
       and by movement, where it combines nothing.
-    - ``mixes``: each element of the result may read every element of the operands.
+    - ``mixes``: each element of the result may read every element of the operands. ``fed(params,
+      shapes, numbers of the result's elements)``: for each operand the one that an element feeds,
+      None where it feeds several.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
     - ``axes``: ``(params, shapes of operands, of results) -> names`` of their axes: those of one
@@ -95,11 +100,13 @@ class Properties:
     updates: bool = False
     sums: bool = False
     finite: bool = False
+    rounds: Callable[[Mapping[str, Any]], bool] | None = None
     neutral: float | None = None
     quick: bool = False
     alone: bool = False
     apart: Callable[[Mapping[str, Any], Sequence], Callable | None] | None = None
     mixes: bool = False
+    fed: Callable[[Mapping[str, Any], Shapes, np.ndarray], list] | None = None
     whole: bool = False
     retypes: bool = False
     axes: Axes | None = None
@@ -127,6 +134,45 @@ IN_ONE: Linear = lambda varying: sum(varying) == 1
 IN_THE_FIRST: Linear = lambda varying: not any(varying[1:])
 IN_THE_REST: Linear = lambda varying: not varying[0]
 BUT_FOR_PLACES: Linear = lambda varying: not varying[1]
+
+
+# ---- what feeds one element of the result ----
+
+
+def _fed_by_product(p: Mapping, shapes: Shapes, result: np.ndarray) -> list[np.ndarray | None]:
+    """``y @ v``: where one operand has no free axis, an element of the other one stands in a single
+    term.
+    """
+    contracted, batch = p['dimension_numbers']
+    free = [
+        [k for k in range(len(shape)) if k not in (*summed, *beside)]
+        for shape, summed, beside in zip(shapes, contracted, batch, strict=True)
+    ]
+    found: list[np.ndarray | None] = []
+    for k, shape in enumerate(shapes):
+        alone = all(shapes[1 - k][j] == 1 for j in free[1 - k])
+        order = [*batch[k], *free[k], *contracted[k]]
+        kept = [shape[j] for j in order[: len(order) - len(contracted[k])]]
+        spread = result.reshape(*kept, *(1 for _ in contracted[k])) if alone else None
+        if spread is not None:
+            spread = np.broadcast_to(spread, [shape[j] for j in order])
+            spread = spread.transpose(np.argsort(order).tolist())
+        found.append(spread)
+    return found
+
+
+# ---- what rounds ----
+
+MANTISSA = 7  # bits of bfloat16, the least that one computes with
+
+
+def _to_few_bits(p: Mapping) -> bool:
+    return p['mantissa_bits'] < MANTISSA
+
+
+def _to_a_small_type(p: Mapping) -> bool:
+    dtype = p['new_dtype']
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant < MANTISSA
 
 
 # ---- what combines nothing ----
@@ -349,7 +395,9 @@ ROWS: dict[str, Properties] = {
     ),
     **_rows('ceil floor round square', replace(ELEMENTWISE, finite=True, quick=True)),
     **_rows('abs clamp max min sign', replace(NOT_HOLOMORPHIC, finite=True, quick=True)),
-    **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
+    **_rows('complex name neg stage sub', CAST),
+    'convert_element_type': replace(CAST, rounds=_to_a_small_type),
+    'reduce_precision': replace(ELEMENTWISE, finite=True, quick=True, rounds=_to_few_bits),
     **_rows('add add_any', replace(CAST, sums=True, neutral=0.0)),
     **_rows('conj imag real', replace(CAST, holomorphic=False)),
     'mul': replace(ELEMENTWISE, linear=IN_ONE, finite=True, quick=True, neutral=1.0),
@@ -367,9 +415,10 @@ ROWS: dict[str, Properties] = {
     # no gradient passes
     **_rows(
         """and clz eq eq_to ge gt is_finite le le_to lt lt_to mulhi ne not or population_count
-        shift_left shift_right_arithmetic shift_right_logical stop_gradient xor zeros_like""",
+        shift_left shift_right_arithmetic shift_right_logical xor zeros_like""",
         DISCRETE,
     ),
+    'stop_gradient': replace(CAST, gradient=False),
     **_rows(
         """after_all axis_index bitcast_convert_type create_token empty2 iota random_bits
         random_fold_in random_seed random_split random_unwrap""",
@@ -409,7 +458,12 @@ ROWS: dict[str, Properties] = {
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
     'dot_general': replace(
-        MIXING, linear=IN_ONE, axes=axes_of_product, op='product', apart=_outer_product
+        MIXING,
+        linear=IN_ONE,
+        axes=axes_of_product,
+        op='product',
+        apart=_outer_product,
+        fed=_fed_by_product,
     ),
     'conv_general_dilated': replace(
         MIXING, linear=IN_ONE, axes=axes_of_convolution, op='convolution'

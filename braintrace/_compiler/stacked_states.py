@@ -67,18 +67,26 @@ def read_apart(program: Program, value: int, wide: bool = False) -> list[int]:
 
 def _only_moves(program: Program, i: int | None) -> bool:
     """Whether an equation only moves elements; rows added to zeros, sums of padded rows count."""
-    if i is None or program.equations[i].effects:
-        return False
-    eqn, maker = program.equations[i], program.producer.get
-    if eqn.does.sums:
-        made_by = [(k, program.equations[k]) for k in map(maker, eqn.ins) if k is not None]
-        return len(made_by) == len(eqn.ins) and all(
-            e.primitive.name == 'pad' or e.does.sums and _only_moves(program, k) for k, e in made_by
-        )
-    if eqn.does.updates and eqn.does.beside:
-        # added to a constant, or to rows that were put together in this way
-        return eqn.ins[0] in program.constants or _only_moves(program, maker(eqn.ins[0]))
-    return eqn.does.moves is not None
+    maker, todo, seen = program.producer.get, [i], {i}
+    while todo:
+        i = todo.pop()
+        if i is None or program.equations[i].effects:
+            return False
+        eqn, more = program.equations[i], []
+        if eqn.does.sums:
+            made_by = [(k, program.equations[k]) for k in map(maker, eqn.ins) if k is not None]
+            more = [k for k, e in made_by if e.primitive.name != 'pad']
+            only_sums = all(program.equations[k].does.sums for k in more)
+            if len(made_by) < len(eqn.ins) or not only_sums:
+                return False
+        elif eqn.does.updates and eqn.does.beside:
+            # added to a constant, or to rows that were put together in this way
+            more = [] if eqn.ins[0] in program.constants else [maker(eqn.ins[0])]
+        elif eqn.does.moves is None:
+            return False
+        todo += [k for k in more if k not in seen]
+        seen.update(more)
+    return True
 
 
 # delay line ---------------------------------------------------------------------------------------
@@ -274,24 +282,27 @@ def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
         return build.traced(lambda *p: s.together(p), pieces, where)[0]
 
     def piece(value: int, s: Split | Parts, k: int, where: str) -> int:
-        if (key := (value, s, k)) not in made:
-            i = program.producer.get(value)
+        todo = [value]
+        while todo:
+            v = todo[-1]
+            i = program.producer.get(v)
             eqn = program.equations[i] if i is not None else None
-            apart = isinstance(s, Split) and value in labels
+            apart = isinstance(s, Split) and v in labels
             if apart and eqn is not None and acts_on_elements(eqn):
-                # an equation that acts on single elements is applied to the piece alone
-                ins = [
-                    piece(v, s, k, where)
-                    if program.avals[v].shape == s.aval.shape
-                    else names.get(v, v)
-                    for v in eqn.ins
-                ]
-                aval = shaped(program.avals[value], s.shapes[k])
-                (made[key],) = build.append(replace(eqn, ins=tuple(ins)), [aval])
-            else:
-                whole = names.get(value, value)
-                (made[key],) = build.traced(lambda a: s.piece(a, k), [whole], where)
-        return made[key]
+                # an equation that acts on single elements is applied to the pieces alone
+                alike = {u for u in eqn.ins if program.avals[u].shape == s.aval.shape}
+                missing = [u for u in alike if (u, s, k) not in made]
+                if missing:
+                    todo += missing
+                    continue
+                ins = tuple(made[u, s, k] if u in alike else names.get(u, u) for u in eqn.ins)
+                aval = shaped(program.avals[v], s.shapes[k])
+                (made[v, s, k],) = build.append(replace(eqn, ins=ins), [aval])
+            elif (v, s, k) not in made:
+                whole = names.get(v, v)
+                (made[v, s, k],) = build.traced(lambda a: s.piece(a, k), [whole], where)
+            todo.pop()
+        return made[value, s, k]
 
     def renew(value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
         """Make the new states in a value that is a new leaf; its readers then read them."""

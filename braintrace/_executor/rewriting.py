@@ -250,14 +250,24 @@ class _Rewriter:
     def _split(self, eqn, value: _Value) -> list:
         """A split, made where the terms of a sum are of several kinds."""
         # split(a + b) is split(a) + split(b), where one of them waits for the carry
+        sums = []
+        while value.made_by('add') and len({v.kind & CARRY for v in value.ins}) > 1:
+            if any(np.shape(v.x) != value.x.shape for v in value.ins):
+                break
+            sums.append(value)
+            (value,) = (v for v in value.ins if v.kind & CARRY)
+        found = self._parts(eqn, value)
+        for total in reversed(sums):
+            terms = [found if v.kind & CARRY else self._parts(eqn, v) for v in total.ins]
+            found = [
+                None if None in pair else self._bound(total.made, *pair)[0]
+                for pair in zip(*terms, strict=True)
+            ]
+        return found
+
+    def _parts(self, eqn, value: _Value) -> list:
+        """The parts of a value; None for those that nobody reads and that need not be made."""
         sizes, axis = eqn.params['sizes'], eqn.params['axis']
-        if value.made_by('add') and len({v.kind & CARRY for v in value.ins}) > 1:
-            if all(np.shape(v.x) == value.x.shape for v in value.ins):
-                terms = [self._split(eqn, v) for v in value.ins]
-                return [
-                    None if None in pair else self._bound(value.made, *pair)[0]
-                    for pair in zip(*terms, strict=True)
-                ]
         # split(x @ W) with parts that nobody reads makes only the other ones
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
         alone = self.readers[eqn.invars[0]] == 1 and not all(wanted)

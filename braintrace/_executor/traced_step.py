@@ -8,14 +8,15 @@ import math
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import PROPERTIES
+from .._compiler import PROPERTIES, is_inexact
+from .dataflow import variables
 from .over_time import keeps_its_order, over_time
 from .partition import Dataflow, Partition, nbytes
 from .rewriting import rewritten
@@ -26,8 +27,7 @@ from .rewriting import rewritten
 
 
 class Part(NamedTuple):
-    """A part of a term: a value of each step, of which the ``operands`` are wanted. The linear
-    equations ``then`` lead from its sum over the steps to the term.
+    """A value of each step whose sum over the steps is taken, of the ``operands``, which are wanted.
 
     ``eqn`` makes the value of its operands: of one that is larger than they are, step by step; of a
     matrix product ``at_once``, where one product contracts the steps too. None: it is the operand.
@@ -37,9 +37,8 @@ class Part(NamedTuple):
     operands: tuple
     eqn: Any = None
     at_once: bool = False
-    then: tuple = ()
 
-    def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
+    def total(self, blocks, env: Mapping, counts: jax.Array | None, length: int) -> jax.Array:
         """The sum over the steps that count."""
         if self.eqn is not None and not self.at_once:
 
@@ -54,22 +53,35 @@ class Part(NamedTuple):
             return jax.lax.scan(step, empty, (rows, counts), length)[0]
         operands = [where_counted(counts, blocks.each(v, env, length)) for v in self.operands]
         if self.eqn is None:
-            total = operands[0].sum(0)
-        else:
-            # the axis of time in front is contracted too
-            params = dict(self.eqn.params)
-            contracted, batch = params['dimension_numbers']
-            params['dimension_numbers'] = tuple(
-                tuple((*(d + 1 for d in dims), *also) for dims in pair)
-                for pair, also in ((contracted, (0,)), (batch, ()))
-            )
-            (total,) = _jax.bind(self.eqn, *operands, params=params)
-        for eqn in self.then:
-            (total,) = _jax.bind(eqn, total)
-        return total
+            return operands[0].sum(0)
+        # the axis of time in front is contracted too
+        params = dict(self.eqn.params)
+        contracted, batch = params['dimension_numbers']
+        params['dimension_numbers'] = tuple(
+            tuple((*(d + 1 for d in dims), *also) for dims in pair)
+            for pair, also in ((contracted, (0,)), (batch, ()))
+        )
+        return _jax.bind(self.eqn, *operands, params=params)[0]
 
 
-Term = list[Part]
+class Term(NamedTuple):
+    """A value whose sum over the steps the linear ``equations`` make of the sums of its parts."""
+
+    value: Any
+    parts: tuple[Part, ...]
+    equations: tuple
+
+    @property
+    def operands(self) -> list:
+        return [v for part in self.parts for v in part.operands]
+
+    def total(self, *at) -> jax.Array:
+        """The sum over the steps that count, of the arguments of :meth:`Part.total`."""
+        if not self.equations:
+            return self.parts[0].total(*at)
+        sums = {part.value: part.total(*at) for part in self.parts}
+        _jax.evaluate_into(sums, self.equations)
+        return sums[self.value]
 
 
 def where_counted(counts: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -80,34 +92,62 @@ def where_counted(counts: jax.Array | None, x: jax.Array) -> jax.Array:
     return jnp.where(flags, x, jnp.zeros((), x.dtype))
 
 
-def terms_of(v, flow: Dataflow) -> Term:
-    """A term as a sum of parts."""
-    eqn = None if isinstance(v, _jax.Literal) else flow.made.get(v)
-    alone = [Part(v, (v,))]
-    if eqn is None or not flow.varies(v):
-        return alone
-    if eqn.primitive.name == 'dot_general' and all(map(flow.varies, eqn.invars)):
-        return [Part(v, tuple(eqn.invars), eqn, at_once=True)]
-    does = PROPERTIES[eqn.primitive.name]
-    if does.sums:
-        parts = [part for x in eqn.invars for part in terms_of(x, flow)]
-        if any(part.at_once or part.then for part in parts):
-            return parts
+def terms_of(values: Iterable, flow: Dataflow) -> list[Term]:
+    """Each of these values as a term."""
+    # equations whose result waits for the sum over the steps, and whether all of their operands do
+    waiting: dict[Any, bool] = {}
+    for eqn in flow.jaxpr.eqns:
+        found = _waits(eqn, flow, waiting)
+        if found is not None:
+            waiting[eqn.outvars[0]] = found
+    return [_term(v, flow, waiting) for v in values]
+
+
+def _waits(eqn, flow: Dataflow, waiting: Mapping[Any, bool]) -> bool | None:
+    """Whether the operands of an equation wait too; None if it does not wait itself."""
+    ins, outs, does = eqn.invars, eqn.outvars, PROPERTIES[eqn.primitive.name]
+    if len(outs) != 1 or len(variables(ins)) < len(ins) or not flow.varies(outs[0]):
+        return None
+    if _is_product(eqn, flow):
+        return True
+    if does.sums and any(v in waiting for v in ins):
+        return all(waiting.get(v, False) for v in ins)
     # devices that share the lanes exchange what is summed over the steps, not a sum of each step
     if eqn.primitive.name == 'reduce_sum' and jax.device_count() > 1:
-        parts = terms_of(eqn.invars[0], flow)
+        parts = _term(ins[0], flow, waiting).parts
         if all(part.at_once or part.eqn is None for part in parts):
-            return [part._replace(then=(*part.then, eqn)) for part in parts]
+            return True
     # an equation that is linear in its one operand and keeps its size can wait for the sum
-    one = len(eqn.invars) == 1 and math.prod(eqn.invars[0].aval.shape) == math.prod(v.aval.shape)
-    if one and does.linear is not None:
-        parts = terms_of(eqn.invars[0], flow)
-        if all(part.at_once or part.then for part in parts):
-            return [part._replace(then=(*part.then, eqn)) for part in parts]
-    operands = tuple(flow.sources(v))
-    if operands and nbytes(v) > sum(map(nbytes, operands)):
-        return [Part(v, operands, eqn)]
-    return alone
+    linear = len(ins) == 1 and does.linear is not None and is_inexact(outs[0].aval)
+    alike = linear and math.prod(ins[0].aval.shape) == math.prod(outs[0].aval.shape)
+    return True if alike and waiting.get(ins[0], False) else None
+
+
+def _is_product(eqn, flow: Dataflow) -> bool:
+    return eqn.primitive.name == 'dot_general' and all(map(flow.varies, eqn.invars))
+
+
+def _term(v, flow: Dataflow, waiting: Mapping[Any, bool]) -> Term:
+    """The sums from which that of a value follows."""
+    parts, seen, todo = [], set(), [v]
+    while todo:
+        x = todo.pop()
+        eqn = None if isinstance(x, _jax.Literal) else flow.made.get(x)
+        operands = () if eqn is None else tuple(flow.sources(x))
+        if eqn is None or not flow.varies(x):
+            parts.append(Part(x, (x,)))
+        elif _is_product(eqn, flow):
+            parts.append(Part(x, tuple(eqn.invars), eqn, at_once=True))
+        elif x in waiting:
+            todo += [u for u in dict.fromkeys(eqn.invars) if u not in seen]
+            seen.update(eqn.invars)
+        elif operands and nbytes(x) > sum(map(nbytes, operands)):
+            parts.append(Part(x, operands, eqn))
+        else:
+            parts.append(Part(x, (x,)))
+    if len(parts) == 1 and parts[0].value is v:
+        return Term(v, tuple(parts), ())
+    return Term(v, tuple(parts), flow.needed([v], {part.value for part in parts}))
 
 
 # blocks of steps ----------------------------------------------------------------------------------
@@ -196,8 +236,8 @@ class Blocks:
             (state, sums), (at, counted) = carry, part
             number = len(at[0])
             state, env = self._block(state, at, number)
-            totals = [[each.total(self, env, counted, number) for each in term] for term in terms]
-            sums = [reduce(operator.add, new, old) for new, old in zip(totals, sums)]
+            totals = [term.total(self, env, counted, number) for term in terms]
+            sums = list(map(operator.add, sums, totals))
             return (state, sums), [env[v] for v in stored]
 
         # whole blocks in a loop, then the steps that are left; the first block adds to zeros
@@ -385,8 +425,8 @@ class TracedStep:
         state, terms, self._shown, self._opened = results
         self._of_state, self._of_terms = map(jax.tree.structure, (state, terms))
         flow, self._terms = Dataflow(jaxpr, numbers), jax.tree.leaves(terms)
-        self._sums = [terms_of(v, flow) for v in self._terms]
-        summed = [v for term in self._sums for part in term for v in part.operands]
+        self._sums = terms_of(self._terms, flow)
+        summed = [v for term in self._sums for v in term.operands]
         shown, opened = map(jax.tree.leaves, (self._shown, self._opened))
         self.parts = Partition(jaxpr, numbers, shown, summed, opened)
 

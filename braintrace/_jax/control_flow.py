@@ -91,8 +91,9 @@ def recomputed(eqn) -> tuple[Any, Any] | None:
 
 
 def call_body(eqn) -> tuple[Any, list] | None:
-    """The body ``(jaxpr, consts)`` of a call or of a ``jax.checkpoint``, whose operands are the
-    body's invars.
+    """The body ``(jaxpr, consts)`` of a call, of a ``jax.checkpoint``, or of a ``custom_vmap`` that
+    no ``vmap`` surrounds; its operands are the body's invars.
     """
-    body = inlinable(eqn) if recomputed(eqn) is None else eqn.params['jaxpr']
+    own = {'remat2': 'jaxpr', 'custom_vmap_call': 'call'}.get(eqn.primitive.name)
+    body = eqn.params[own] if own else inlinable(eqn)
     return None if body is None else closed_jaxpr(body)

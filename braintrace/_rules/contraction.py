@@ -103,8 +103,9 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -
         return by_group(groups, partial(op_gradient, op, weights=weights), lanes, xs, ds)
     weights = finite(op, weights)
     if op.repeats:
-        xs = folded(xs, () if op.x is None else op.x_aval.shape)
-        return op_gradient(outside_loops(op), xs, folded(ds, op.y_aval.shape), weights)
+        # of a group there are fewer lanes than the op has
+        xs, ds = (a if a is None else folded(a, a.shape[1 + len(op.repeats) :]) for a in (xs, ds))
+        return op_gradient(outside_loops(op), xs, ds, weights)
     # time is one more batch axis where the op allows it
     rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
     fold = op.primitive.fold_axes

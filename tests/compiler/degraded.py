@@ -227,11 +227,10 @@ def layer_norm(p, h, x):
 
 
 @degraded(
-    mixing('custom_vjp_call', 'not linear in its cotangent'),
+    Note('mixing', 'warning', ('custom_vjp_call', 'not known to be linear', 'carries no trace')),
     mixing_tail(at='op'),
     no_relation('op'),
     strict=('op', 'here'),
-    fails={'record': 'says "merges positions", not that the backward rule is not linear'},
 )
 def backward_that_is_not_linear(p, h, x):
     y = mm(x, p['w'])  # op
@@ -265,7 +264,6 @@ TAILS = {
     'tail_of_a_plain_dot': ('dot_general', lambda x, w: mm(x, w) @ R),
     'tail_of_a_sum_over_the_batch': ('reduce_sum', lambda x, w: mm(x, w).sum(0)),
     'tail_of_a_sum_over_features': ('reduce_sum', lambda x, w: mm(x, w).sum(-1, keepdims=True)),
-    'tail_of_a_custom_jvp': ('custom_jvp_call', lambda x, w: first_for_all(mm(x, w))),
     'tail_of_a_custom_vjp': ('custom_vjp_call', lambda x, w: mean_for_all(mm(x, w))),
     'tail_of_a_fourier_transform': ('fft', lambda x, w: jnp.fft.fft(mm(x, w)).real),
 }
@@ -311,6 +309,21 @@ degraded(
     history=False,
     name='weight_behind_a_clip',
 )(lambda p, h, x: 0.8 * h + mm(x, clipped(p['w'])))
+
+rounded_to_few_bits = {
+    'rounded_state': ('reduce_precision', lambda h: lax.reduce_precision(h, 5, 2)),
+    'state_in_eight_bits': (
+        'convert_element_type',
+        lambda h: h.astype(jnp.float8_e4m3fn).astype(h.dtype),
+    ),
+}
+for name, (told, rounded) in rounded_to_few_bits.items():
+    degraded(
+        Note('nonlinear-rule', 'warning', (told, 'rounds values to a few bits', 'stop_gradient')),
+        history=False,
+        name=name,
+        place=rounded,
+    )(lambda p, h, x, rounded=rounded: rounded(0.8 * h + mm(x, p['w'])))
 degraded(
     lost(
         'feeds several positions of the state [2, 12, 12], each of which reads many others', 'wide'
@@ -600,6 +613,15 @@ degraded(strict=None, name='mean_of_spikes_without_gradient')(
 )
 degraded(params='w v', strict=None, name='weight_made_by_another_op')(
     lambda p, h, x: 0.8 * h + mm(x, mm(p['w'], p['v']))
+)
+degraded(strict=None, name='one_element_for_all_by_a_rule_of_its_own')(
+    lambda p, h, x: 0.8 * h + first_for_all(mm(x, p['w']))
+)
+degraded(strict=None, carry=H[:, 0], name='product_with_one_term_for_each_result')(
+    lambda p, h, x: 0.8 * h + jnp.tanh(mm(x, p['w'])) @ jnp.arange(1.0, N + 1)
+)
+degraded(strict=None, name='state_rounded_straight_through')(
+    lambda p, h, x: (h := 0.8 * h + mm(x, p['w'])) + lax.stop_gradient(jnp.round(h) - h)
 )
 degraded(strict=None, name='branch_chosen_by_a_state')(
     lambda p, h, x: lax.cond(h.sum() > 0, lambda h: 0.8 * h + mm(x, p['w']), lambda h: 0.5 * h, h)

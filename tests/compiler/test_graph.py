@@ -37,6 +37,19 @@ def test_states_that_read_each_other_position_by_position_form_one_group():
     assert [g.name for g in relation.groups] == ['i,v'] and relation.only_through_groups
 
 
+def test_a_relation_knows_its_primitive_and_the_values_of_its_trainables():
+    def cell(p, h, x):
+        h = jnp.tanh(0.5 * h + braintrace.matmul(x, 2 * p['w'], p['b']))
+        return h, h
+
+    graph = graph_of(cell, {'w': U, 'b': jnp.ones(N)}, H, X)
+    (relation,) = graph.hidden_param_op_relations
+    assert relation.primitive.name == 'etp_mm'
+    found = relation.trainable_vars
+    assert found == relation.op.trainable and len(found) == 2
+    assert [graph.program.avals[v].shape for v in found.values()] == [(I, N), (N,)]
+
+
 def test_moving_there_and_back_is_not_mixing():
     def cell(w, h, x):
         z = jnp.roll(jnp.tanh(jnp.roll(h, 1, -1)), -1, -1)

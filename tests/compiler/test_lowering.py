@@ -78,6 +78,23 @@ def test_a_scan_over_weights_of_its_own_is_unrolled_whatever_the_limit():
     assert [op.repeats for op in learner.graph.ops] == [(), ()]
 
 
+def test_a_function_with_a_vmap_rule_of_its_own_is_entered_where_no_vmap_is():
+    def cell_of(wrap):
+        """Reverse mode through such a function does not exist in JAX."""
+        drive = wrap(lambda h, x, w: jnp.tanh(0.5 * h + mm(x, w)))
+
+        def cell(p, h, x):
+            h = drive(h, x, p['w'])
+            return h, h
+
+        return cell
+
+    plain, own = (
+        compiled(cell_of(wrap))[0] for wrap in (lambda f: f, jax.custom_batching.sequential_vmap)
+    )
+    assert names(own) == names(plain) and own.routes['w'].kind == 'trace'
+
+
 def test_a_branch_with_a_constant_predicate_is_taken_alone():
     def cell(p, h, x):
         h = 0.5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))

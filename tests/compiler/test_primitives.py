@@ -3,6 +3,7 @@ it.
 """
 
 import ast
+import itertools
 from pathlib import Path
 
 import jax
@@ -10,12 +11,14 @@ import jax.extend.core.primitives
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import braintrace
 from braintrace import _jax, functional, rules
 from braintrace._compiler import primitives
 from braintrace._compiler.equations import Equation, moved
 from braintrace._compiler.primitives import NONE, TABLE
+from tests.precision import float64 as float64
 
 PACKAGE = Path(braintrace.__file__).parent
 # Names that JAX has in no public list, and those that one of the JAX versions that we run on lacks.
@@ -24,7 +27,7 @@ ELSEWHERE = set(
     random_unwrap random_wrap reduced_vary_cast reduced_vary_cast_p reshard shard_map
     zeros_like""".split()
 )
-X = jnp.arange(1.0, 13).reshape(3, 4) / 13
+X = np.arange(1.0, 13).reshape(3, 4) / 13
 
 
 def known_to_jax() -> set[str]:
@@ -98,59 +101,310 @@ def test_every_movement_without_indices_is_tried():
     assert {n for n, does in TABLE.items() if does.moves and does.moves.by} == set(MOVEMENTS)
 
 
-LINEAR = {
-    'neg': jnp.negative,
-    'reduce_sum': lambda x: x.sum(0),
-    'optimization_barrier': jax.lax.optimization_barrier,
-    'sub': lambda x: x - 1,
-    'add': lambda x: x + 1,
-    'mul': lambda x: x * 3,
-    'div': lambda x: x / 3,
-    'select_n': lambda x: jax.lax.select_n(X > 0.5, x, X),
-    'scatter-add': lambda x: x.at[0].add(2.0),
-    'scatter-mul': lambda x: x.at[0].multiply(2.0),
-    'scatter-sub': lambda x: x.at[0].subtract(2.0),
-    'dynamic_slice': lambda x: jax.lax.dynamic_slice(x, (1, 1), (2, 2)),
-    'dynamic_update_slice': lambda x: jax.lax.dynamic_update_slice(X, x[:1], (1, 0)),
-    'gather': lambda x: x[jnp.array([2, 0])],
-    'scatter': lambda x: X.at[jnp.array([1])].set(x[:1]),
-    'real': lambda x: jax.lax.real(x + 1j * x),
-    'imag': lambda x: jax.lax.imag(x + 1j * x),
-    'conj': lambda x: jax.lax.conj(x + 1j * x).real,
-    'complex': lambda x: jax.lax.complex(x, 2 * x).imag,
-    **MOVEMENTS,
-    'squeeze': lambda x: jax.lax.squeeze(x[:, :1], (1,)),
-    'cumsum': lambda x: jnp.cumsum(x, 0),
-    'dot_general': lambda x: jnp.ones((2, len(x))) @ x,
-    'conv_general_dilated': lambda x: jnp.convolve(x[:, 0], jnp.arange(2.0)),
-    'fft': lambda x: jnp.fft.fft(x).real,
-    'reduce_window_sum': lambda x: jax.lax.reduce_window(
-        x, 0.0, jax.lax.add, (2, 1), (1, 1), 'VALID'
+# -- what a row says, by numbers -------------------------------------------------------------------
+
+Y, Z = X[::-1, ::-1] + 0.1, 0.3 * X + 0.4
+POSITIONS = np.array([2, 0])
+COMPLEX = X + 1j * Y
+BITS = np.arange(12, dtype=np.int32).reshape(3, 4)
+PRIMITIVES = {
+    p.name: p
+    for m in (jax.lax, jax.extend.core.primitives)
+    for p in vars(m).values()
+    if isinstance(p, _jax.Primitive)
+}
+
+
+def bound(name, **params):
+    return lambda *args: PRIMITIVES[name].bind(*args, **params)
+
+
+def on(*args, names, **params):
+    """The same operands for each of these primitives, by the function of ``jax.lax``, if it has
+    one.
+    """
+    return {
+        name: (getattr(jax.lax, name, None) or bound(name, **params), *args)
+        for name in names.split()
+    }
+
+
+# name -> a function with one equation of this primitive, and its arguments
+INSTANCES = {
+    **{name: (fn, X[:, :1] if name == 'squeeze' else X) for name, fn in MOVEMENTS.items()},
+    **on(
+        X,
+        names="""abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh
+        digamma erf erf_inv erfc exp exp2 expm1 floor is_finite lgamma log log1p log2 logistic neg
+        one_minus_square round rsqrt sign sin sinh sqrt square tan tanh zeros_like""",
     ),
-    'select_and_scatter_add': lambda x: jax.vjp(
-        lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 1), (1, 1), 'VALID'), X
-    )[1](x[1:])[0],
-    'triangular_solve': lambda x: jax.lax.linalg.triangular_solve(
-        jnp.eye(len(x)) + 1.0, x, left_side=True
+    **on(
+        X,
+        Y,
+        names="""add atan2 complex div eq ge gt igamma igamma_grad_a igammac le lt max min mul ne
+        nextafter pow rem sub zeta""",
+    ),
+    **on(X, Y, names='eq_to le_to lt_to add_any'),
+    **on(COMPLEX, names='conj imag real'),
+    **on(
+        BITS,
+        names='clz not population_count',
+    ),
+    **on(BITS, BITS[::-1], names='mulhi'),
+    'and': (jax.lax.bitwise_and, BITS, BITS[::-1]),
+    'or': (jax.lax.bitwise_or, BITS, BITS[::-1]),
+    'xor': (jax.lax.bitwise_xor, BITS, BITS[::-1]),
+    'not': (jax.lax.bitwise_not, BITS),
+    **on(BITS, BITS % 3, names='shift_left shift_right_arithmetic shift_right_logical'),
+    'acosh': (jax.lax.acosh, 1 + X),
+    'polygamma': (jax.lax.polygamma, np.ones_like(X), X),
+    'zeta': (jax.lax.zeta, 2 + X, Y),
+    'polynomial': (bound('polynomial'), X, Y, Z),
+    'regularized_incomplete_beta': (jax.lax.betainc, X, Y, Z),
+    'integer_pow': (lambda x: jax.lax.integer_pow(x, 3), X),
+    'clamp': (jax.lax.clamp, Z, X, Y),
+    'select_n': (jax.lax.select_n, X > 0.5, X, Y),
+    'convert_element_type': (lambda x: x.astype(jnp.float64), X.astype(np.float32)),
+    'reduce_precision': (lambda x: jax.lax.reduce_precision(x, 5, 2), X),
+    'stop_gradient': (bound('stop_gradient'), X),
+    'name': (lambda x: checkpoint_name(x, 'x'), X),
+    'device_put': (lambda x: jax.device_put(x, jax.devices()[0]), X),
+    'optimization_barrier': (lambda x, y: jax.lax.optimization_barrier((x, y)), X, Y),
+    'reduce_sum': (lambda x: x.sum(0), X),
+    'reduce_max': (lambda x: x.max(0), X),
+    'reduce_min': (lambda x: x.min(0), X),
+    'reduce_prod': (lambda x: x.prod(0), X),
+    'argmax': (lambda x: jnp.argmax(x, 0), X),
+    'argmin': (lambda x: jnp.argmin(x, 0), X),
+    'reduce_and': (lambda x: jax.lax.reduce_and(x, (0,)), BITS),
+    'reduce_or': (lambda x: jax.lax.reduce_or(x, (0,)), BITS),
+    'reduce_xor': (lambda x: jax.lax.reduce_xor(x, (0,)), BITS),
+    'scatter': (lambda x, u: x.at[POSITIONS].set(u), X, Y[:2]),
+    'scatter-add': (lambda x, u: x.at[POSITIONS].add(u), X, Y[:2]),
+    'scatter-sub': (lambda x, u: x.at[POSITIONS].subtract(u), X, Y[:2]),
+    'scatter-mul': (lambda x, u: x.at[POSITIONS].multiply(u), X, Y[:2]),
+    'scatter-max': (lambda x, u: x.at[POSITIONS].max(u), X, Y[:2]),
+    'scatter-min': (lambda x, u: x.at[POSITIONS].min(u), X, Y[:2]),
+    'gather': (lambda x: x[POSITIONS], X),
+    'dynamic_slice': (lambda x: jax.lax.dynamic_slice(x, (1, 1), (2, 2)), X),
+    'dynamic_update_slice': (lambda x, u: jax.lax.dynamic_update_slice(x, u, (1, 0)), X, Y[:1]),
+    'dot_general': (jnp.matmul, X, Y[0]),
+    'conv_general_dilated': (lambda x, k: jnp.convolve(x, k), X[0], Y[0, :2]),
+    'cumsum': (lambda x: jax.lax.cumsum(x, 0), X),
+    'fft': (jnp.fft.fft, COMPLEX),
+    'reduce_window_sum': (
+        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1), (1, 1), 'VALID'),
+        X,
+    ),
+    'select_and_scatter_add': (
+        lambda g: jax.vjp(
+            lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 1), (1, 1), 'VALID'), X
+        )[1](g)[0],
+        Y[1:],
+    ),
+    'triangular_solve': (
+        lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True),
+        np.eye(3) + 1.0,
+        X,
     ),
 }
-# the value itself, in another place or with another type
-THE_SAME = set(
-    """add_any convert_element_type device_put name pvary reduce_precision reshard
-    sharding_constraint stage""".split()
+# they say where on a mesh the same value stands, or leave no equation here
+OF_A_MESH = set(
+    """preduced pvary reduced_vary_cast reduced_vary_cast_p reshard sharding_constraint
+    stage""".split()
 )
+# what is known of numbers
+BY_NUMBERS = 'linear elementwise passes reduces updates takes_part sums finite fed rounds retypes'
 
 
-def test_every_linear_row_is_tried():
-    assert {n for n, does in TABLE.items() if does.linear} == {*LINEAR, *THE_SAME}
+def says_something(does) -> bool:
+    numbers = any(getattr(does, name) for name in BY_NUMBERS.split())
+    return numbers or does.neutral is not None or does.zeros in ('same', 'first', 'sum')
 
 
-@pytest.mark.tier(quick=17)
-@pytest.mark.parametrize('name', LINEAR)
-def test_the_derivative_of_a_linear_primitive_is_the_same_everywhere(name):
-    tangents = [jax.jvp(LINEAR[name], (at,), (X + 1,))[1] for at in (X, jnp.cos(X))]
-    for a, b in zip(*map(jax.tree.leaves, tangents), strict=True):
-        np.testing.assert_array_equal(a, b)
+class Instance:
+    """An equation of a primitive with its operands."""
+
+    def __init__(self, name):
+        fn, *args = INSTANCES[name]
+        self.found = None
+
+        def step(eqn, ins):
+            if eqn.primitive.name == name:
+                self.found = eqn, [jnp.asarray(x) for x in ins]
+            return _jax.bind(eqn, *ins)
+
+        jaxpr, consts, _ = _jax.opened(fn, args)
+        _jax.walk(jaxpr, consts, args, step)
+        assert self.found, f'the instance of {name} has no such equation: {jaxpr}'
+        self.eqn, self.operands = self.found
+        self.does = TABLE[name]
+        # operands that can vary
+        self.smooth = [
+            k for k, x in enumerate(self.operands) if jnp.issubdtype(x.dtype, jnp.inexact)
+        ]
+
+    def __call__(self, *operands):
+        return [np.asarray(x) for x in _jax.bind(self.eqn, *operands)]
+
+    def others(self, k, seed=0):
+        """Other numbers for an operand."""
+        x, rng = self.operands[k], np.random.default_rng([seed, k])
+        numbers = rng.normal(size=x.shape)
+        if jnp.iscomplexobj(x):
+            numbers = numbers + 1j * rng.normal(size=x.shape)
+        return jnp.asarray(numbers, x.dtype)
+
+    def with_others(self, chosen, make):
+        return [make(k) if k in chosen else x for k, x in enumerate(self.operands)]
+
+
+def assert_linear(at: Instance):
+    """``f(a x + b y) = a f(x) + b f(y)`` in the largest sets of operands that are linear together,
+    and that of differences in smaller ones, to which the others are added.
+    """
+    sets = [
+        set(chosen)
+        for number in range(1, len(at.smooth) + 1)
+        for chosen in itertools.combinations(at.smooth, number)
+        if at.does.linear([k in chosen for k in range(len(at.operands))])
+    ]
+    assert sets
+    for chosen in sets:
+        whole = not any(chosen < other for other in sets)
+        x, y = ([at.others(k, seed) for k in range(len(at.operands))] for seed in (0, 1))
+        first = at(*at.with_others(chosen, lambda k: 0 * at.operands[k]))
+        both = at(*at.with_others(chosen, lambda k: 0.5 * x[k] - 2 * y[k]))
+        fx, fy = (at(*at.with_others(chosen, v.__getitem__)) for v in (x, y))
+        for zero, got, u, v in zip(first, both, fx, fy, strict=True):
+            assert not (whole and zero.any())
+            np.testing.assert_allclose(got - zero, 0.5 * (u - zero) - 2 * (v - zero), atol=1e-12)
+
+
+def changed_by(at: Instance, k: int) -> list[np.ndarray]:
+    """For each element of operand k, the elements of the result that change with it."""
+    before, x, found = at(*at.operands), np.asarray(at.operands[k]), []
+    for n in range(x.size):
+        moved = x.reshape(-1).copy()
+        moved[n] = ~moved[n] if moved.dtype == bool else moved[n] + x.dtype.type(3)
+        operands = [*at.operands]
+        operands[k] = jnp.asarray(moved.reshape(x.shape))
+        same = np.isclose(at(*operands)[0], before[0], rtol=1e-9, atol=0, equal_nan=True)
+        found.append(np.flatnonzero(~same))
+    return found
+
+
+def assert_local(at: Instance):
+    """Each element of an operand changes the elements of the result that the row allows."""
+    does, shape = at.does, at(*at.operands)[0].shape
+    if does.elementwise:
+        for k, x in enumerate(at.operands):
+            assert x.shape != shape or all(
+                set(at_) <= {n} for n, at_ in enumerate(changed_by(at, k))
+            )
+    if does.reduces:
+        kept = np.expand_dims(np.arange(np.prod(shape)).reshape(shape), at.eqn.params['axes'])
+        places = np.broadcast_to(kept, at.operands[0].shape).reshape(-1)
+        assert all(set(found) <= {n} for n, found in zip(places, changed_by(at, 0), strict=True))
+    if does.updates:
+        own, rows = changed_by(at, 0), set(POSITIONS.tolist())
+        assert all(set(found) <= {n} for n, found in enumerate(own))
+        assert {n // shape[1] for found in changed_by(at, 2) for n in found} <= rows
+    if does.fed is not None:
+        shapes = [x.shape for x in at.operands]
+        fed = does.fed(at.eqn.params, shapes, np.arange(np.prod(shape)).reshape(shape))
+        for k, numbers in enumerate(fed):
+            if numbers is not None:
+                assert [set(f) for f in changed_by(at, k)] == [{n} for n in numbers.reshape(-1)]
+
+
+def assert_values(at: Instance):
+    does, outs = at.does, at(*at.operands)
+    if does.passes or does.retypes:
+        for x, out in zip(at.operands, outs, strict=True):
+            np.testing.assert_array_equal(x, out)
+    if does.takes_part:
+        assert set(outs[0].reshape(-1).tolist()) <= set(
+            np.asarray(at.operands[0]).reshape(-1).tolist()
+        )
+    if does.sums:
+        np.testing.assert_array_equal(outs[0], at.operands[0] + at.operands[1])
+    if does.neutral is not None:
+        x = at.operands[0]
+        for pair in (x, jnp.full_like(x, does.neutral)), (jnp.full_like(x, does.neutral), x):
+            np.testing.assert_array_equal(at(*pair)[0], x)
+    if does.zeros in ('same', 'first', 'sum'):
+        number = len(at.operands) if does.zeros == 'sum' else 1
+        zeros = [0 * x if k < number else x for k, x in enumerate(at.operands)]
+        assert not at(*zeros)[0].any()
+
+
+def assert_derivatives(at: Instance):
+    """Finite at all numbers, the same along ``i``, or none, as the row says."""
+    does = at.does
+
+    def along(primals, tangents):
+        def of_smooth(*chosen):
+            it = iter(chosen)
+            ins = [next(it) if k in at.smooth else x for k, x in enumerate(at.operands)]
+            return [x for x in _jax.bind(at.eqn, *ins) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+        return [np.asarray(x) for x in jax.jvp(of_smooth, primals, tangents)[1]]
+
+    smooth = [at.operands[k] for k in at.smooth]
+    ones = [jnp.ones_like(x) for x in smooth]
+    if not does.gradient:
+        assert not any(x.any() for x in along(smooth, ones))
+    if does.finite and does.elementwise:
+        for number in (0.0, -0.0, 1.0, -1.0, 1e-30, -1e-30, 0.5, -20.0, 20.0):
+            primals = [jnp.full_like(x, number) for x in smooth]
+            assert all(np.isfinite(x).all() for x in along(primals, ones)), number
+    if does.holomorphic and does.elementwise and does.gradient and does.axes:
+        try:
+            turned = [jnp.asarray(at.others(k) + 0.3j, complex) for k in at.smooth]
+            one = along(turned, [jnp.ones_like(x) for x in turned])
+        except (TypeError, NotImplementedError):  # it has no complex numbers
+            return
+        many = along(turned, [1j * jnp.ones_like(x) for x in turned])
+        # that it makes real numbers is asked apart
+        for a, b in zip(one, many, strict=True) if all(map(np.iscomplexobj, one)) else ():
+            np.testing.assert_allclose(b, 1j * a, rtol=1e-10, atol=1e-12)
+
+
+def test_every_row_that_says_something_of_numbers_is_tried():
+    rows = {name for name, does in TABLE.items() if says_something(does)}
+    there = set(INSTANCES) | OF_A_MESH | {'custom_jvp_call', 'custom_vjp_call'}
+    assert rows == there
+
+
+@pytest.mark.tier(quick=12)
+@pytest.mark.parametrize('name', INSTANCES)
+def test_what_the_table_says_of_a_primitive_holds_for_its_numbers(name):
+    if name in ELSEWHERE - PRIMITIVES.keys():
+        pytest.skip('this JAX lacks it')
+    at = Instance(name)
+    if at.does.linear is not None:
+        assert_linear(at)
+    assert_local(at)
+    assert_values(at)
+    if at.smooth:
+        assert_derivatives(at)
+
+
+@pytest.mark.parametrize(
+    'fn, rounds',
+    [
+        (lambda x: jax.lax.reduce_precision(x, 5, 2), True),
+        (lambda x: jax.lax.reduce_precision(x, 8, 7), False),
+        (lambda x: x.astype(jnp.float8_e4m3fn), True),
+        (lambda x: x.astype(jnp.bfloat16), False),
+        (lambda x: x.astype(int), False),
+    ],
+)
+def test_few_bits_are_fewer_than_those_of_bfloat16(fn, rounds):
+    (eqn,) = _jax.trace(fn, X)[0].eqns
+    does = TABLE[eqn.primitive.name]
+    assert does.rounds(eqn.params) == rounds
 
 
 def test_a_primitive_without_a_row_is_cut_by_its_name():

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import braintrace
 from braintrace import _jax, functional, rules
 from braintrace.errors import StructureError
+from tests import oracles
 from tests.compare import errors
 from tests.devices import hlo
 from tests.devices.cells import CELLS, B, loss
@@ -154,6 +155,23 @@ def explicit() -> list[float]:
     return [max(errors(a, b).values()) for a, b in zip(got, found, strict=True)]
 
 
+def unshared() -> float:
+    """The error of a gradient on one device, of an op that reads another input at each turn of a
+    loop inside of the step.
+    """
+
+    def cell(p, h, x):
+        turn = lambda h, x: (0.8 * h + jnp.tanh(braintrace.matmul(x, p['w'])), None)  # noqa: E731
+        h, _ = jax.lax.scan(turn, h, x)
+        return h @ p['out'], h
+
+    rng, learner = np.random.default_rng(0), functional.online(cell)
+    p = {'w': rng.normal(size=(3, 5)), 'out': rng.normal(size=(5, 4))}
+    h, xs, ys = np.zeros((2, 5)), rng.normal(size=(4, 11, 2, 3)), rng.normal(size=(4, 2, 4))
+    got = learner.sequence_grad(loss)(p, learner.init(p, h, xs[0]), xs, ys).grads
+    return max(errors(got, oracles.by_time(cell, p, h, xs, ys, loss, np.full(4, 0.25))).values())
+
+
 def alone() -> list[bool]:
     """Whether code of one device's own runs: on one device, on all, and in each shard of all."""
     mesh = jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
@@ -173,6 +191,7 @@ if __name__ == '__main__':
         json.dumps(
             {
                 'alone': alone(),
+                'unshared': unshared(),
                 'explicit': explicit(),
                 'init': [of_init(*row) for row in inits if row != (AUTO, True)],
                 'module': of_a_module(),

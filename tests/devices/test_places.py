@@ -27,6 +27,7 @@ def compiled():
 def test_eight_devices_have_their_parts_and_say_so():
     (found,) = output_of('tests.devices.places')
     assert found['alone'] == [True, True, False, True, False]
+    assert found['unshared'] < 1e-12
     assert all(8 * part == whole for part, whole in found['init']), found['init']
     module, report = found['module'], found['report']
     assert module['error'] < 1e-5 and 8 * module['shard'] == module['whole']

@@ -75,6 +75,14 @@ NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru':
 NAMES |= {'minlstm': 'radius f i v', 'lif': 'z'}
 
 
+ROUNDED = {
+    'few bits': lambda h: jax.lax.reduce_precision(h, 5, 2),
+    'eight bits': lambda h: h.astype(jnp.float8_e4m3fn).astype(h.dtype),
+    'straight through': lambda h: h + jax.lax.stop_gradient(jnp.round(h, 1) - h),
+    'round': lambda h: jnp.round(h, 1),
+}
+
+
 class Plain:
     """Ops without a trace."""
 
@@ -246,6 +254,19 @@ def test_a_loop_of_any_kind_is_the_scan_that_it_replaces(length, reverse):
         assert_close(jax.tree.map(lambda a: a[1], mapped(*twice)), want, relative=1e-12)
         grad = lambda loop: jax.grad(lambda x: loop(step, init, (x, xs[1]))[1][1].sum())(xs[0])
         assert_close(grad(over_time), grad(jax.lax.scan), relative=1e-12)
+
+
+@pytest.mark.parametrize('rounded', ROUNDED)
+def test_a_state_that_is_rounded_at_each_step_is_rounded_on_a_gpu_too(rounded):
+    def step(h, x):
+        h = ROUNDED[rounded](0.9 * h + x)
+        return h, h
+
+    init, xs = jnp.zeros((B, N)), RNG.normal(size=(30, B, N))
+    with _jax.as_if_on('cuda'):
+        got = jax.jit(lambda init, xs: over_time(step, init, xs))(init, xs)
+    for a, b in zip(got, jax.lax.scan(step, init, xs), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_more_than_a_platform_holds_goes_step_by_step(monkeypatch):

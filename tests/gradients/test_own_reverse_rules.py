@@ -75,6 +75,120 @@ STRAIGHT = {
 MATRIX = own(lambda x, g: jnp.cumsum(g @ jnp.ones((2, 2)), 1)[:, ::-1].at[:, 0].add(g[:, 1]))
 
 
+def near(v):
+    return jnp.abs(v) < 1
+
+
+ZEROS = np.zeros((1, 2))
+# ways in which surrogates are written, ``(x, g) -> cotangent``
+WAYS = {
+    'where 0': lambda v, g: jnp.where(near(v), g, 0),
+    'where 0.0': lambda v, g: jnp.where(near(v), g, 0.0),
+    'where False': lambda v, g: jnp.where(near(v), g, False),
+    'where 0 first': lambda v, g: jnp.where(~near(v), 0, g),
+    'where a zero of NumPy': lambda v, g: jnp.where(near(v), g, np.int32(0)),
+    'where an array of 0': lambda v, g: jnp.where(near(v), g, jnp.array(0)),
+    'where zeros like it': lambda v, g: jnp.where(near(v), g, jnp.zeros_like(g)),
+    'where integer zeros': lambda v, g: jnp.where(near(v), g, jnp.zeros(v.shape, int)),
+    'where zeros of the closure': lambda v, g: jnp.where(near(v), g, ZEROS),
+    'where integer zeros of the closure': lambda v, g: jnp.where(near(v), g, ZEROS.astype(int)),
+    'where False of the closure': lambda v, g: jnp.where(near(v), g, ZEROS.astype(bool)),
+    'where a zero is repeated': lambda v, g: jnp.where(near(v), g, jnp.broadcast_to(0, g.shape)),
+    'where nothing of it': lambda v, g: jnp.where(near(v), g, 0 * g),
+    'lax.select': lambda v, g: jax.lax.select(near(v), g, jnp.zeros_like(g)),
+    'lax.select of cast zeros': lambda v, g: jax.lax.select(
+        near(v), g, jnp.zeros(v.shape, int).astype(g.dtype)
+    ),
+    'jnp.select': lambda v, g: jnp.select([jnp.abs(v) < 0.3, near(v)], [g, 0.5 * g], default=0),
+    'piecewise': lambda v, g: g * jnp.piecewise(v, [near(v)], [1, 0]),
+    'times bool': lambda v, g: g * near(v),
+    'bool times': lambda v, g: near(v) * g,
+    'times integers': lambda v, g: g * near(v).astype(int),
+    'times a choice of integers': lambda v, g: g * (jnp.where(near(v), 4, 0) // 2),
+    'triangle': lambda v, g: g * jnp.maximum(0, 1 - jnp.abs(v)),
+    'clip of the potential': lambda v, g: g * jnp.clip(1 - jnp.abs(v), 0, 1),
+    'less what is far': lambda v, g: g - jnp.where(near(v), 0, g),
+    'set to 0': lambda v, g: (g * near(v)).at[:, 0].set(0),
+    'put together': lambda v, g: jnp.concatenate([jnp.zeros((1, 1), int), g[:, 1:]], 1),
+    'jit in a jit': lambda v, g: jax.jit(
+        lambda g, z: jax.jit(lambda z: jnp.where(near(v), g, z))(z)
+    )(g, 0),
+    'vmap': jax.vmap(jax.vmap(lambda v, g: jnp.where(near(v), g, 0))),
+    'einsum': lambda v, g: jnp.einsum('bi,bi->bi', g, near(v).astype(g.dtype)),
+    'branch': lambda v, g: jax.lax.cond(
+        v.sum() > -9, lambda g: jnp.where(near(v), g, 0), lambda g: jnp.zeros_like(g), g
+    ),
+    'switch': lambda v, g: jax.lax.switch(
+        (v.sum() > 0).astype(int), [lambda g: g * near(v), lambda g: jnp.where(near(v), g, 0)], g
+    ),
+    'loop': lambda v, g: jax.lax.fori_loop(
+        0, 3, lambda i, a: a + jnp.where(near(v), g, 0) * (i == 1), jnp.zeros_like(g)
+    ),
+    'integers in a while loop': lambda v, g: (
+        g * near(v) * jax.lax.while_loop(lambda i: i < 3, lambda i: i + 1, 0)
+    ),
+    'stopped': lambda v, g: jax.lax.stop_gradient(jnp.where(near(v), g, 0)),
+    'no number at all': lambda v, g: jnp.where(jnp.isnan(g), 0, g) * near(v),
+}
+OF_COTANGENTS = {'stopped', 'no number at all'}  # which reverse mode can not turn round
+
+
+def fires(v):
+    return (v > 0).astype(v.dtype)
+
+
+def by_vjp(rule):
+    spike = jax.custom_vjp(fires)
+    spike.defvjp(lambda v: (fires(v), v), lambda v, g: (rule(v, g),))
+    return spike
+
+
+def by_jvp(rule):
+    spike = jax.custom_jvp(fires)
+    spike.defjvp(lambda v, t: (fires(*v), rule(*v, *t)))
+    return spike
+
+
+def with_counts(integers, of_integers):
+    """A function that reads integers too, and what its rule returns for them."""
+
+    @jax.custom_vjp
+    def spike(v, k):
+        return fires(v) * k
+
+    def backward(saved, g):
+        v, k = saved
+        return jnp.where(near(v), g, 0) * k, of_integers(k)
+
+    spike.defvjp(lambda v, k: (spike(v, k), (v, k)), backward)
+    return lambda v: spike(v, integers(v))
+
+
+def no_tangent(k):
+    return np.zeros(k.shape, jax.dtypes.float0)
+
+
+SPIKES = {
+    **{f'{name}, vjp': by_vjp(rule) for name, rule in WAYS.items()},
+    **{f'{name}, jvp': by_jvp(rule) for name, rule in WAYS.items() if name not in OF_COTANGENTS},
+    'an integer': with_counts(lambda v: jnp.arange(1, 3), lambda k: None),
+    'an integer of float0': with_counts(lambda v: jnp.arange(1, 3), no_tangent),
+    'an integer of the state': with_counts(lambda v: (v > 0.1).astype(int) + 1, no_tangent),
+    'a bool of the state': with_counts(lambda v: v > 0.1, lambda k: None),
+}
+
+
+@pytest.mark.tier(quick=2, one_in=4)
+@pytest.mark.parametrize('name', SPIKES)
+def test_a_surrogate_keeps_the_whole_history_however_it_is_written(name):
+    def cell(p, v, x):
+        v = 0.9 * v + x @ p['w'] - 0.3 * SPIKES[name](v - 0.3)
+        return v @ p['out'], v
+
+    assert compiled(cell, D_RTRL).report.exact
+    assert_close(*gradients(cell, D_RTRL))
+
+
 def at_the_state(f):
     return cell_of(lambda p, h, x: f(0.9 * h) + x @ p['w'])
 

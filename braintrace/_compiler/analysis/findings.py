@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ... import _jax
 from .. import equations as lb
-from ..equations import END, has_linear_rule, is_inexact
+from ..equations import END, is_bent, is_inexact, rounds
 from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
 from ..program import dataflow as flow
 from ..program.leaves import Parts, Split, path_name
@@ -241,6 +241,9 @@ def find_mixing(facts: Facts) -> Iterator[Diagnostic]:
 
     for i, reason in sorted(facts.graph.mixing.items()):
         eqn = program.equations[i]
+        if is_bent(eqn, program.avals):
+            yield Diagnostic('mixing', '', eqn.where, (i,), 'not-linear')
+            continue
         where, seen = eqn.where, set()
         chain: tuple[int, ...] = (i,)
         # A widening equation only broadcasts: the nearest reduction before it is what mixes.
@@ -479,15 +482,21 @@ def partial_traces(facts: Facts) -> Iterator[Diagnostic]:
 # ---- reverse rules of the user's own that are not linear ----
 
 
-def bent_on_the_way(program: Program) -> list[int]:
-    """Equations between states or ops and new states whose reverse rule is the user's own and not
-    linear: a trace holds derivatives, and what such a rule sends back is no product with one.
+def bent_states(facts: Facts) -> Iterator[Diagnostic]:
+    """Equations between ops or states and new states whose reverse rule is not linear: a trace
+    holds derivatives, and what such a rule sends back is no product with one. Those that are cut
+    are told of there.
     """
-    sources = {program.carry[c]: 1 for c in program.hidden}
-    sources |= {program.y_of(i): 1 for i in program.ops}
-    behind = flow.forward(program, sources, flow.gradients(program))
+    program = facts.program
+    ops = {program.y_of(i): 1 << n for n, i in enumerate(program.ops)}
+    behind = flow.over_steps(program, ops, program.hidden)
     ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
-    return list(_bent(program, behind, ahead))
+    for i in _bent(program, behind, ahead):
+        if i not in facts.graph.mixing:
+            eqn = program.equations[i]
+            passed = (program.ops[n] for n in flow.members(flow.union(behind, eqn.ins)))
+            reason = 'rounds' if rounds(eqn) else ''
+            yield Diagnostic('nonlinear-rule', '', eqn.where, (i, *passed), reason)
 
 
 def bent_weights(facts: Facts) -> Iterator[Diagnostic]:
@@ -509,10 +518,9 @@ def bent_weights(facts: Facts) -> Iterator[Diagnostic]:
 def _bent(program: Program, behind: list[int], ahead: list[int]) -> Iterator[int]:
     for i, eqn in enumerate(program.equations):
         between = flow.union(behind, eqn.ins) and flow.union(ahead, eqn.outs)
-        if between and eqn.loop is None and i not in program.op_set:
-            own = _jax.holds_call(eqn, {'custom_vjp_call'})
-            if own and not has_linear_rule(eqn, program.avals):
-                yield i
+        inside = eqn.loop is None and i not in program.op_set
+        if between and inside and (rounds(eqn) or is_bent(eqn, program.avals)):
+            yield i
 
 
 # ---- how values reach states ----
@@ -560,6 +568,7 @@ FINDERS: tuple[Callable[[Facts], Iterable[Diagnostic]], ...] = (
     stacked_states,
     # of each parameter with a trace, what that lacks
     partial_traces,
+    bent_states,
     bent_weights,
     # what only the report has
     lambda facts: facts.reads,

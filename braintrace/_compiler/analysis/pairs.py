@@ -159,12 +159,18 @@ class WayBack:
             labels: list = [None] * len(outs)
             labels[k] = lb.identity(avals[eqn.outs[k]].shape)
             ins = backward(eqn, avals, labels, self.d_pass.known(i), relevant)
-            for v, fed in zip(eqn.ins, ins, strict=True):
+            for at, (v, fed) in enumerate(zip(eqn.ins, ins, strict=True)):
                 if fed is None:
                     continue
+                one_each = lb.reads(eqn, avals, at).get(eqn.outs[k]) if lb.meet(fed) else None
+                if one_each is not None and not lb.meet(one_each):
+                    # each element of the result reads one element, which may feed several
+                    (result,) = np.nonzero(one_each.reshape(-1) >= 0)
+                    element, fed = one_each.reshape(-1)[result], one_each
+                else:
+                    (element,) = np.nonzero(fed.reshape(-1) >= 0)
+                    result = fed.reshape(-1)[element]
                 # a result that feeds several positions must not read several elements
-                (element,) = np.nonzero(fed.reshape(-1) >= 0)
-                result = fed.reshape(-1)[element]
                 positions = np.bincount(pairs // self.size, minlength=labels[k].size)
                 elements = np.bincount(result, minlength=labels[k].size)
                 if lb.meet(fed) or ((positions > 1) & (elements > 1)).any():

@@ -219,26 +219,27 @@ class Sweep:
 
     # ---- what moves positions ----
 
-    def cut_what_moves(self, value: int, own: np.ndarray, seen: set[int] | None = None) -> None:
+    def cut_what_moves(self, value: int, own: np.ndarray) -> None:
         """Follow misplaced labels from a value to the first equation that moves them, and cut it.
 
         ``own``: the positions that the value should get. The way leads from the old state towards
         the new one, as long as an equation's result has the same misplaced labels as its operand.
         """
-        seen = set() if seen is None else seen
-        seen.add(value)
-        for (i, k), lab in list(self.received.get(value, {}).items()):
-            if i < 0 or not lb.disagree(lab, own):
-                continue
-            eqn = self.program.equations[i]
-            results = eqn.outs if eqn.loop is None else [eqn.outs[k]]
-            out = next((o for o in results if o in self.received), value)
-            sent = self.total(out)
-            if out != value and sent is not None and np.array_equal(sent, lab):
-                # misplaced before this equation: look further
-                if out not in seen:
-                    self.cut_what_moves(out, own, seen)
-            elif eqn.loop is not None:
-                raise MustUnroll(eqn.loop)
-            else:
-                self.d_pass.cut(i, MOVES)
+        seen, todo = {value}, [value]
+        while todo:
+            value = todo.pop()
+            for (i, k), lab in self.received.get(value, {}).items():
+                if i < 0 or not lb.disagree(lab, own):
+                    continue
+                eqn = self.program.equations[i]
+                results = eqn.outs if eqn.loop is None else [eqn.outs[k]]
+                out = next((o for o in results if o in self.received), value)
+                sent = self.total(out)
+                if out != value and sent is not None and np.array_equal(sent, lab):
+                    # misplaced before this equation: look further
+                    todo += {out} - seen
+                    seen.add(out)
+                elif eqn.loop is not None:
+                    raise MustUnroll(eqn.loop)
+                else:
+                    self.d_pass.cut(i, MOVES)

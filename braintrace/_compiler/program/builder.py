@@ -118,8 +118,10 @@ class Builder:
         """These attributes have other values inside the ``with``: a scope, what is marked."""
         before = {name: getattr(self, name) for name in values}
         vars(self).update(values)
-        yield
-        vars(self).update(before)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     # ---- equations ----
 

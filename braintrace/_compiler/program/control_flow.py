@@ -84,23 +84,33 @@ def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:
 
 def gated(build: Builder, value: int) -> int:
     """A value as the innermost branch reads it."""
-    branch = build.branches[-1]
-    inside = value in branch.inside or value in build.constants
-    if inside or not is_inexact(build.avals[value]):
-        return value
-    if value not in branch.gated:
-        made = next((b.made[value] for b in build.branches if value in b.made), None)
-        if made is None:
-            keys: tuple[int, ...] = (value,)
-            outs = [build.plain(gate, [branch.taken, value], '')]
-        else:
-            # a function of parameters made in this branch: it is made once more, of gated ones
-            keys = made.outs
-            again = replace(made, ins=tuple(gated(build, v) for v in made.ins), conditional=True)
-            outs = build.append(again, [build.avals[o] for o in keys])
-        build.inside(outs)
-        branch.gated.update(zip(keys, outs, strict=True))
-    return branch.gated[value]
+    branch, todo = build.branches[-1], [value]
+
+    def read(v: int) -> int | None:
+        """None: it is to be gated first."""
+        inside = v in branch.inside or v in build.constants
+        return v if inside or not is_inexact(build.avals[v]) else branch.gated.get(v)
+
+    while todo:
+        v = todo[-1]
+        if read(v) is None:
+            made = next((b.made[v] for b in build.branches if v in b.made), None)
+            missing = [] if made is None else [u for u in made.ins if read(u) is None]
+            if missing:
+                todo += missing
+                continue
+            if made is None:
+                keys: tuple[int, ...] = (v,)
+                outs = [build.plain(gate, [branch.taken, v], '')]
+            else:
+                # a function of parameters made in this branch is made once more, of gated ones
+                keys = made.outs
+                again = replace(made, ins=tuple(map(read, made.ins)), conditional=True)
+                outs = build.append(again, [build.avals[o] for o in keys])
+            build.inside(outs)
+            branch.gated.update(zip(keys, outs, strict=True))
+        todo.pop()
+    return read(value)
 
 
 def while_taken(parts: _jax.WhileParts) -> Callable:

@@ -77,9 +77,9 @@ class Lowering:
         if mode is None:
             return self.single(build, eqn, ins, where)
         scan = _jax.scan_parts(eqn)
-        if mode == 'select' and branches is not None:
+        if mode == 'select':
             return selected(build, branches, ins, where)
-        if mode == 'unroll' and scan is not None:
+        if mode == 'unroll':
             return unrolled(build, scan, ins, where)
         if mode == 'descend':
             return descended(build, eqn, scan, ins, where)

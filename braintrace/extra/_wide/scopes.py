@@ -21,7 +21,6 @@ from ..._compiler import (
     OpUse,
     Relation,
     backward,
-    bent_on_the_way,
     find_findings,
     gradients,
     is_complex,
@@ -503,19 +502,12 @@ def _rescoped(
         recurrent=dict.fromkeys(graph.recurrent, 0),
         scope=scope,
     )
-    missing, texts = graph.found('input-dependent-weight'), []
-    # a trace is made of derivatives: what a rule does to a signal that is no product with one
-    # stands in none
-    for i in bent_on_the_way(graph.program):
-        eqn = graph.program.equations[i]
-        missing.append(Diagnostic('nonlinear-rule', '', eqn.where, (i,)))
-        name = f'{eqn.primitive.name} [{eqn.where}]'
-        texts.append(f'what {name} does to a signal, which is not linear')
-    lacks = []
-    for relation in relations:
-        reasons = filter(None, [left_out.get(relation.key, ''), *texts])
-        if reason := '; '.join(dict.fromkeys(reasons)):
-            lacks.append(Diagnostic('rule', relation.key, reason=reason))
+    lacks = [
+        Diagnostic('rule', relation.key, reason=left_out[relation.key])
+        for relation in relations
+        if left_out.get(relation.key)
+    ]
+    missing = graph.found('input-dependent-weight')
     return replace(new, findings=(*find_findings(new, missing, (), ()), *lacks))
 
 
