@@ -27,7 +27,19 @@ from .._executor import (
     pull,
 )
 from .entries import Change
-from .layout import Pair, by_op, by_pair, chosen, of_groups, of_pairs, of_rows, pairs, to_y
+from .layout import (
+    Pair,
+    by_op,
+    by_pair,
+    chosen,
+    is_laned,
+    not_finite,
+    of_groups,
+    of_pairs,
+    of_rows,
+    pairs,
+    to_y,
+)
 from .rule import Window
 
 # pending steps ------------------------------------------------------------------------------------
@@ -122,6 +134,22 @@ class Pending(NamedTuple):
     def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
         """The steps without the lanes that are reset."""
         return Pending(self.alive & ~dead, tuple(s.without(graph, dead) for s in self.segments))
+
+    def spoiled(self, graph: ETraceGraph) -> list[jax.Array]:
+        """Of each array the lanes in which a number is not finite."""
+        found = []
+        for segment in self.segments:
+            for group in graph.hidden_groups:
+                laned = graph.lanes_of(group) is not None
+                found += [not_finite(a, laned) for a in jax.tree.leaves(segment.p[group.name])]
+            for r in graph.hidden_param_op_relations:
+                if r.key in segment.x:
+                    laned, axis = is_laned(graph, r.op), 1 + len(r.op.repeats)
+                    found.append(not_finite(segment.x[r.key], laned, axis))
+            for pair in pairs(graph):
+                axis, rows = 1 + len(pair.op.repeats), jax.tree.leaves(pair.of(segment.q))
+                found += [not_finite(a, pair.laned, axis) for a in rows]
+        return found
 
     def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> tuple[list, dict[str, Vector]]:
         """A signal at the present states: for each segment x and the signal at each row's y, and

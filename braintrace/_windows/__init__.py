@@ -4,6 +4,7 @@ from .options import (
     Gradient,
     Optimizer,
     Penalised,
+    Skipped,
     Trained,
     check_choice,
     check_flags,

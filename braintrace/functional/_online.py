@@ -490,7 +490,7 @@ class OnlineLearner:
         progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
-        not_finite: Literal['keep', 'skip', 'raise'] = 'keep',
+        not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
         observe: Callable | None = None,
     ) -> SequenceUpdate:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``: learn along a
@@ -514,14 +514,13 @@ class OnlineLearner:
             the numbers are the same. By default chosen from the shapes.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
-        not_finite : 'keep', 'skip' or 'raise'
-            ``'skip'``: in a step where a lane's new state, derivative or signal is not finite, that
-            lane is masked (it reads zeros for what is not finite, its outputs are constants for the
-            loss) and then starts anew from ``carry0``, which ``reset=(None, carry0)`` gives; the
-            others learn as if its part of the loss were constant. Where no lane is to blame, all
-            are. ``skipped``, int32 like ``t``, counts such steps; ``losses`` are those of the data
-            as they came. ``'raise'``, without ``jit``, does the same
-            and raises :class:`braintrace.errors.NotFiniteError`.
+        not_finite : 'keep', 'reset' or 'raise'
+            ``'reset'``: an update whose gradient, parameters or optimiser state are not finite is
+            left out, for all samples, and after it the samples whose state or trace is not finite
+            start anew from ``carry0``, which ``reset=(None, carry0)`` gives; the others go on as
+            they are. Where no sample can start anew by itself, all do. ``skipped`` counts both;
+            ``losses`` are those of the data as they came. ``'raise'``, without ``jit``, does the
+            same and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
             come back as ``observed``, and go to ``progress(step, losses, observed)``. The state's
