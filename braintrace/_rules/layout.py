@@ -64,11 +64,11 @@ def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> j
     return jnp.where(flags, x, jnp.zeros((), x.dtype))
 
 
-def not_finite(x: jax.Array, laned: bool, axis: int = 0) -> jax.Array:
-    """The lanes, in ``axis``, in which a number of a stored array is not finite; without lanes,
-    whether one is.
+def not_finite(x: jax.Array, axis: int | None) -> jax.Array:
+    """The lanes, in ``axis``, in which a number of a stored array is not finite; None: whether one
+    is anywhere.
     """
-    axes = tuple(k for k in range(x.ndim) if not laned or k != axis)
+    axes = tuple(k for k in range(x.ndim) if k != axis)
     # a sum over all axes but the last is vectorised on CPU, `all` is not
     return ~jnp.isfinite((0 * read(x)).sum(axes[:-1])).all(-1 if axes else ())
 

@@ -140,15 +140,15 @@ class Pending(NamedTuple):
         found = []
         for segment in self.segments:
             for group in graph.hidden_groups:
-                laned = graph.lanes_of(group) is not None
-                found += [not_finite(a, laned) for a in jax.tree.leaves(segment.p[group.name])]
+                axis = None if graph.lanes_of(group) is None else 0
+                found += [not_finite(a, axis) for a in jax.tree.leaves(segment.p[group.name])]
             for r in graph.hidden_param_op_relations:
                 if r.key in segment.x:
-                    laned, axis = is_laned(graph, r.op), 1 + len(r.op.repeats)
-                    found.append(not_finite(segment.x[r.key], laned, axis))
+                    axis = 1 + len(r.op.repeats) if is_laned(graph, r.op) else None
+                    found.append(not_finite(segment.x[r.key], axis))
             for pair in pairs(graph):
-                axis, rows = 1 + len(pair.op.repeats), jax.tree.leaves(pair.of(segment.q))
-                found += [not_finite(a, pair.laned, axis) for a in rows]
+                axis = 1 + len(pair.op.repeats) if pair.laned else None
+                found += [not_finite(a, axis) for a in jax.tree.leaves(pair.of(segment.q))]
         return found
 
     def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> tuple[list, dict[str, Vector]]:

@@ -664,6 +664,8 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
             grads = scaled(grads, steps.mask, options.reduction)
             # the weights move; the trace waits for the last update of the block
             learnt = optimised(options.optimizer, before, grads, observer.moves(before[0]))
+            if i + size == len(part.mask):
+                now, pending = run.write(before[0], now, pending, gradients), None
             if options.resets:
                 known = all_finite(grads)
                 learnt = jax.tree.map(partial(kept_finite, known), learnt, before)
@@ -674,7 +676,6 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
                 shown = shown[0], jax.tree.map(lambda a: jnp.stack([a] * size), seen)
             pieces.append(shown)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
-        now = run.write(before[0], now, pending, gradients)
         return (learnt, now, skipped), shown
 
     skipped = Skipped.none(run.start.t) if options.resets else None

@@ -367,14 +367,15 @@ class ObservedStep:
             trace = pending
         for path, e in flatten_paths(trace).items():
             if not is_key(e):
-                bad = not_finite(e, path_name(('trace', *path)) in laned)
+                bad = not_finite(e, 0 if path_name(('trace', *path)) in laned else None)
                 found.append(bad & (alive if bad.ndim else alive.any()))
         # what `carry0` has, such as the largest number so far, or is not put back counts as finite
         fresh = self.restart(now.world[0], jnp.array(True))
         pieces = map(self.compiled.program.apart, (now.world[0], fresh))
         for c, (h, first) in enumerate(zip(*pieces, strict=True)):
             if is_inexact(abstract(h)):
-                found.append(not_finite(jnp.where(jnp.isfinite(first), h, 0), c in graph.laned))
+                here = jnp.where(jnp.isfinite(first), h, 0)
+                found.append(not_finite(here, 0 if c in graph.laned else None))
         # of what belongs to no lane all are to blame, if no lane is
         of_lanes, of_all = (
             jnp.array([bad for bad in found if bad.ndim == n]).any(0) for n in (now.t.ndim, 0)
