@@ -179,11 +179,14 @@ class Walk:
 
     ``show(due, done, shown, mask) -> due`` reports between blocks, about a hundred times at most;
     None: not at all. ``bounds``: of the blocks that are walked alone; ``shown`` is then what all
-    steps have shown so far.
+    steps have shown so far. Each ``every`` steps have one row of aux.
     """
 
-    def __init__(self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None):
+    def __init__(
+        self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None, every: int = 1
+    ):
         self.sequence, self.state, self.show, self.bounds = sequence, state, show, bounds
+        self.every = every
         self.done = self.number = 0  # steps and blocks
         self.shown: list = [] if bounds is None else [shown]
         self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), None, None)
@@ -206,8 +209,12 @@ class Walk:
             at = first + k * size
             part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, size), self.sequence)
             state, got = body(state, part)
-            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
-            return state, jax.tree.map(put, shown, got)
+
+            def put(at, rows, new):
+                put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
+                return jax.tree.map(put, rows, new)
+
+            return state, tuple(map(put, (at, at // self.every), shown, got))
 
         # those that stand between the bounds, in a loop whose length no shape tells
         start, stop = (jnp.clip(x - self.number, 0, number) for x in self.bounds)
@@ -400,6 +407,11 @@ class CallOptions(NamedTuple):
             check_updates(options.update_every, options.write_every)
         options.around.check(exact, rule, options.not_finite)
         return options._replace(exact=exact, update_every=int(options.update_every))
+
+    @property
+    def row_steps(self) -> int:
+        """The number of steps that have one row of what is shown beside the losses."""
+        return 1 if self.observe is None else self.update_every
 
     @property
     def resets(self) -> bool:
@@ -673,14 +685,14 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
                 skipped = Skipped(skipped.updates + ~known, skipped.samples + flags)
             if options.observe is not None:
                 seen = options.observe(grads, now)
-                shown = shown[0], jax.tree.map(lambda a: jnp.stack([a] * size), seen)
+                shown = shown[0], jax.tree.map(lambda a: a[None], seen)
             pieces.append(shown)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
         return (learnt, now, skipped), shown
 
     skipped = Skipped.none(run.start.t) if options.resets else None
     start = (run.weights, opt_state), run.opened(), skipped
-    walk = Walk(run.sequence, start, run.show, run.bounds, shown)
+    walk = Walk(run.sequence, start, run.show, run.bounds, shown, options.row_steps)
     for number, size, every in blocks_of(run.length, options):
         walk.blocks(partial(block, size=every), number, size)
     (learnt, now, skipped), (losses, aux) = walk.state, walk.results
@@ -709,14 +721,16 @@ class RunInTurns:
         def show(now: Result, done: int) -> None:
             progress.between((now.losses, now.aux), self.steps(done), mask)
 
-        losses, aux = buffers(self.shapes, self.length)
+        (loss, rows), every = self.shapes, self.options.row_steps
+        losses, aux = buffers(loss, self.length), buffers(rows, -(-self.length // every))
         place, done, error = self.turns.run(
             lambda now, start, stop: program(now, bounds(start, stop)),
             first._replace(losses=losses, aux=aux),
             write,
             show if progress else None,
         )
-        losses, aux = cut((place.losses, place.aux), self.steps(done))
+        steps = self.steps(done)
+        losses, aux = cut(place.losses, steps), cut(place.aux, -(-steps // every))
         return place._replace(losses=losses, aux=aux, stopped=error)
 
 

@@ -214,12 +214,10 @@ class SequenceCalls:
         return run
 
     def _trained(self, result: Result) -> Trained:
-        """The answer, of a result that ends with a state and has a row of ``observe`` for each
-        step.
-        """
+        """The answer, of a result that ends with a state."""
         params, opt_state = result.learnt
-        rows = jax.tree.map(lambda rows: rows[:: self.every], result.aux)
-        return Trained(params, result.losses, None, result.end, opt_state, result.skipped, rows)
+        losses, end, skipped, rows = result.losses, result.end, result.skipped, result.aux
+        return Trained(params, losses, None, end, opt_state, skipped, rows)
 
     def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
