@@ -30,6 +30,7 @@ from .runs import (
     AS_IT_IS,
     LINES,
     Around,
+    Bordered,
     CallOptions,
     Gradients,
     Moment,

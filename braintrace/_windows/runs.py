@@ -313,6 +313,23 @@ class Observer(Protocol):
         """Which lanes have a state, or a trace that counts, with a number that is not finite."""
 
 
+class Bordered(Observer, Protocol):
+    """An observer whose exact windows may end with a loss of the states there."""
+
+    def observe_together(
+        self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
+    ) -> Observation:
+        """As of :class:`Observer`; ``credit(world)``: a further loss of the world after the
+        steps.
+        """
+
+    def hidden(self, world) -> list[jax.Array]:
+        """The hidden states."""
+
+    def with_hidden(self, world, hidden: list[jax.Array]):
+        """The world with other hidden states."""
+
+
 class Around(ABC):
     """What a call puts around the observer of its step: another observer, whose weights may have
     a part beside those of the step.
@@ -323,7 +340,7 @@ class Around(ABC):
         """Refuse options of a call that do not go together."""
 
     @abstractmethod
-    def observed(self, step: Any, sequence: Sequence) -> tuple[Any, Sequence]:
+    def observed(self, step: Bordered, sequence: Sequence) -> tuple[Observer, Sequence]:
         """The observer, and the sequence for it."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._windows import AS_IT_IS, Around, Gradients, Sequence
+from .._windows import AS_IT_IS, Around, Bordered, Gradients, Moment, Sequence
 from ..errors import OptionError, StructureError
 
 
@@ -179,7 +179,7 @@ class Bootstrapped:
     the two have neither.
     """
 
-    step: Any
+    step: Bordered
     apply: Callable
 
     @property
@@ -229,14 +229,12 @@ class Bootstrapped:
 
     def _unreset(self, world, flags, tree):
         """A tree like the states, zero in the lanes that are reset."""
-        groups, (carry, *rest) = self.graph.hidden_groups, world
+        groups = self.graph.hidden_groups
 
         def reset(states):
             of_state = {s: states[g.name][..., i] for g in groups for i, s in enumerate(g.states)}
             hidden = [of_state[s] for s in self.graph.states]
-            return self._states(
-                (self.step.compiled.executor.with_states(carry, hidden), *rest), flags
-            )
+            return self._states(self.step.with_hidden(world, hidden), flags)
 
         _, kept = jax.jvp(reset, (self._states(world),), (tree,))
         return kept
@@ -258,6 +256,9 @@ class Bootstrapped:
 
     def reset(self, world, flags):
         return self.step.reset(world, flags)
+
+    def spoiled(self, moment: Moment, pending: Any) -> jax.Array:
+        return self.step.spoiled(moment, pending)
 
     def total(self, weights, gradients: Gradients):
         ops, (direct, synthetic) = gradients

@@ -358,6 +358,9 @@ class ObservedStep:
     def hidden(self, world) -> list[jax.Array]:
         return self.compiled.executor.old_states(world[0])
 
+    def with_hidden(self, world, hidden):
+        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
+
     def spoiled(self, now: Moment, pending) -> jax.Array:
         graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
         trace, alive = now.trace, now.t > 0
@@ -439,7 +442,7 @@ class ObservedStep:
                 # a virtual state counts at the border: inside, what it stands for is followed
                 return (*state, jax.tree.map(jnp.zeros_like, virtual)), shown
 
-            start = (executor.with_states(world[0], hidden), *world[1:]), trace, virtual
+            start = self.with_hidden(world, hidden), trace, virtual
             (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
             total = losses.sum()
             return total if credit is None else total + credit(end), (end, last, *others)

@@ -408,8 +408,8 @@ class OnlineLearner:
         start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
         (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
         shape ``(T,)``. With ``rule=None`` each gradient is that of its own step, with the old carry
-        held constant. Under ``jit``, donate the state where its trace is kept
-        (``donate_argnums=1``): else each call maps memory for a new one.
+        held constant. Under ``jit``, donate the state (``donate_argnums=1``): else each call maps
+        memory for a new trace, and copies one that is dropped.
 
         Parameters
         ----------
@@ -458,10 +458,10 @@ class OnlineLearner:
         >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
         >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
         >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
-        >>> grad = jax.jit(learner.sequence_grad(loss, keep_trace=False))
+        >>> grad = jax.jit(learner.sequence_grad(loss, keep_trace=False), donate_argnums=1)
         >>> state = learner.init(params, h, xs[0])
         >>> for batch in (xs, 2 * xs):
-        ...     start = state.replace(carry=h)
+        ...     start = state.replace(carry=jnp.zeros((1, 3)))
         ...     found = grad(params, start, batch, jnp.zeros((7, 1, 3)))
         ...     state = found.state
         >>> state.t.tolist()
