@@ -511,7 +511,8 @@ class OnlineLearner:
             gradients, and once more after the steps that are left at the end.
         write_every : int, optional
             Number of steps between two writes of the trace, in which steps are kept as they are;
-            the numbers are the same. By default chosen from the shapes.
+            the numbers are the same. By default chosen from the shapes; at most 8 updates share
+            one.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
         not_finite : 'keep', 'reset' or 'raise'
