@@ -159,8 +159,8 @@ class StepRule(Stepwise, PositionWise):
             # the other two are tried here, before anything runs
             op, states = pair.op, (*pair.coords.shape, pair.group.num_state)
             number = partial(jax.ShapeDtypeStruct, dtype=pair.group.dtype)
-            x = op.x
-            if x is not None:
+            x = None
+            if op.x is not None:
                 x = jax.ShapeDtypeStruct((*op.repeats, *op.x_aval.shape), op.x_aval.dtype)
             d, df = number((*states, states[-1])), number((*op.repeats, *states))
             after = self._asked('step', pair, e, x, d, df)

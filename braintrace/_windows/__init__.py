@@ -35,7 +35,6 @@ from .runs import (
     Gradients,
     Moment,
     Observation,
-    Observer,
     Result,
     Run,
     RunInTurns,

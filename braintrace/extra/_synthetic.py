@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -209,7 +209,8 @@ class Bootstrapped:
 
         inner = part._replace(slices=slices)
         seen = self.step.observe_together(weights, world, inner, keep, carried, credit)
-        target = {name: jnp.stack(lam, -1) for name, lam in seen.signals.c.items()}
+        lam = cast(dict[str, tuple[jax.Array, ...]], seen.signals.c)  # none is left out
+        target = {name: jnp.stack(of_group, -1) for name, of_group in lam.items()}
 
         def error(synthetic):
             off = jax.tree.map(jnp.subtract, self._credit(synthetic, self._states(world)), target)

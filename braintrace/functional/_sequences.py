@@ -16,10 +16,10 @@ from .._compiler import abstract
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
 from .._windows import (
+    Bordered,
     CallOptions,
     Gradient,
     Moment,
-    Observer,
     Penalised,
     Result,
     Run,
@@ -243,7 +243,7 @@ class SequenceCalls:
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
         leaves = jax.tree.leaves(options.around.own(params))
-        step: Observer = compiled.around(
+        step: Bordered = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
@@ -299,7 +299,7 @@ class SequenceCalls:
         first = Result(learnt, state, skipped=skipped)
         result = self.kept[key].run(turn, first, mask, told, lambda end: None)
         found, error = self._trained(result), result.stopped
-        if error is None and options.not_finite == 'raise':
+        if error is None and options.not_finite == 'raise' and result.skipped is not None:
             error = _not_finite(found.losses, result.skipped)
         if error is not None:
             raise with_so_far(error, found, len(found.losses), length)
