@@ -1,8 +1,8 @@
-"""What a stream costs: ``not_finite='skip'`` beside ``'keep'``, and losses that are read late.
+"""What a stream costs: ``not_finite='reset'`` beside ``'keep'``, and losses that are read late.
 
     python benchmarks/streams.py        half a minute
 
-RNN 64 and LRU 32, 16 lanes, chunks of 500 steps with an update at each. Of ``skip`` the seconds of
+RNN 64 and LRU 32, 16 lanes, chunks of 500 steps with an update at each. Of ``reset`` the seconds of
 the processor count, turn by turn, and the median of the ratios; of 40 chunks from an iterator that
 takes as long as a chunk, the seconds of the clock.
 """
@@ -77,23 +77,23 @@ def main():
         learner, optimizer = functional.online(cell), optax.adam(1e-3)
         given = params, optimizer.init(params), learner.init(params, carry0, xs[0])
         loss = lambda y, target: jnp.mean((y - target) ** 2)
-        keep, skip = (
+        keep, reset = (
             jax.jit(learner.sequence_update(loss, optimizer, not_finite=option))
-            for option in ('keep', 'skip')
+            for option in ('keep', 'reset')
         )
         bad, anew = xs.at[10, 3].set(jnp.nan), (None, carry0)
         calls = {
             'keep': lambda: keep(*given, xs, ys),
-            'skip': lambda: skip(*given, xs, ys, None, anew),
-            'bad': lambda: skip(*given, bad, ys, None, anew),
+            'reset': lambda: reset(*given, xs, ys, None, anew),
+            'bad': lambda: reset(*given, bad, ys, None, anew),
         }
         rows = [[seconds(call) for call in calls.values()] for _ in range(TURNS + 1)]
         times = np.array(rows[1:])  # the first turn compiles
-        _, skipping, healing = np.median(times / times[:, :1], axis=0)
+        _, resetting, spoiled = np.median(times / times[:, :1], axis=0)
         step = np.median(times[:, 0]) / STEPS * 1e6
         print(
-            f'{cell.__name__} {units}: {step:.1f} us a step; skip {100 * (skipping - 1):+.1f} %, '
-            f'a chunk with a NaN takes {healing:.1f} times as long'
+            f'{cell.__name__} {units}: {step:.1f} us a step; reset {100 * (resetting - 1):+.1f} %, '
+            f'a chunk with a NaN takes {spoiled:.1f} times as long'
         )
         keep(*given, xs, ys, jnp.ones(STEPS))
         times = [[read(keep, given, xs, ys, late) for late in (False, True)] for _ in range(5)]

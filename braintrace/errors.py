@@ -196,7 +196,7 @@ class StepFunctionError(BraintraceError, ValueError):
 class NotFiniteError(BraintraceError, FloatingPointError):
     """Learning met numbers that are not finite, and was asked to raise.
 
-    ``so_far`` is what the call returns: what was learnt without the lanes that hold them.
+    ``so_far`` is what the call returns: what was learnt without the updates that hold them.
 
     >>> import braintrace, jax.numpy as jnp, optax
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -207,7 +207,7 @@ class NotFiniteError(BraintraceError, FloatingPointError):
     >>> given = params, optimizer.init(params), learner.init(params, h, xs[0])
     >>> learn(*given, xs.at[2, 1].set(jnp.nan), jnp.ones((5, 3, 4)), reset=(None, h))
     Traceback (most recent call last):
-    braintrace.errors.NotFiniteError: an input, a target, a state or a gradient was not finite ...
+    braintrace.errors.NotFiniteError: 1 updates were not finite and were left out; ...
     """
 
 

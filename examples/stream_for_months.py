@@ -48,13 +48,13 @@ def run(file, chunks):
     carry0, drawn = jnp.zeros((LANES, UNITS)), jax.random.normal(jax.random.key(0), (UNITS,))
     params = {'in': drawn[None], 'decay': 2 * drawn, 'out': drawn[:, None] / UNITS}
     state = learner.init(params, carry0, jnp.zeros((LANES, 1)))
-    at = params, optimizer.init(params), state, jnp.array(0), jnp.zeros(LANES, int)
+    at = params, optimizer.init(params), state, jnp.array(0), jnp.array(0)
     if file.exists():
         at = functional.load_state(file, at, learner=learner)
     update = learner.sequence_update(
         lambda y, target: jnp.mean((y - target) ** 2),
         optimizer,
-        not_finite='skip',
+        not_finite='reset',
         observe=lambda grads, state: jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads))),
     )
     learn = jax.jit(update, donate_argnums=2)
@@ -62,12 +62,12 @@ def run(file, chunks):
         begin, (*learnt, done, left_out) = time.perf_counter(), at
         found = learn(*learnt, xs, ys, mask, (None, carry0))
         learnt = found.params, found.opt_state, found.state
-        at = *learnt, done + 1, left_out + found.skipped
+        at = *learnt, done + 1, left_out + found.skipped.updates
         functional.save_state(file, at, learner=learner)
         rate = STEPS / (time.perf_counter() - begin)
         loss, norm = jnp.nanmean(found.losses), found.observed[-1]
         print(f'chunk {at[3]}: loss {loss:.3f}, gradient {norm:.3f}, '
-              f'left out {at[4].tolist()}, {rate:.0f} steps/s', flush=True)  # fmt: skip
+              f'updates left out {at[4]}, {rate:.0f} steps/s', flush=True)  # fmt: skip
 
 
 def kill(times, chunks, seed=0):

@@ -598,7 +598,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             own. The optimiser runs also where a mask is zero.
         write_every : int, optional
             Number of steps between two writes of the trace, in which steps are kept as they are;
-            the numbers are the same. By default chosen from the shapes.
+            the numbers are the same. By default chosen from the shapes; at most 8 updates share
+            one.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of an update.
 

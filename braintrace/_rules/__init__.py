@@ -26,13 +26,14 @@ from .layout import (
     by_pair,
     entry_dtype,
     held_dtype,
+    not_finite,
     of_rows,
     pairs,
     read,
     to_y,
     where_lanes,
 )
-from .pending import reset_later
+from .pending import Pending, reset_later
 from .rule import (
     MOST_PENDING,
     Network,

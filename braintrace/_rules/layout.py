@@ -64,6 +64,15 @@ def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> j
     return jnp.where(flags, x, jnp.zeros((), x.dtype))
 
 
+def not_finite(x: jax.Array, axis: int | None) -> jax.Array:
+    """The lanes, in ``axis``, in which a number of a stored array is not finite; None: whether one
+    is anywhere.
+    """
+    axes = tuple(k for k in range(x.ndim) if k != axis)
+    # a sum over all axes but the last is vectorised on CPU, `all` is not
+    return ~jnp.isfinite((0 * read(x)).sum(axes[:-1])).all(-1 if axes else ())
+
+
 def of_groups(graph: ETraceGraph, flags: jax.Array, by_group: dict) -> dict:
     """Vectors or transitions by group, in the flagged lanes."""
     laned = {g.name: graph.lanes_of(g) is not None for g in graph.hidden_groups}
@@ -83,13 +92,17 @@ def of_pairs(graph: ETraceGraph, flags: jax.Array, by_relation: dict, rows: bool
     return by_pair(graph, one)
 
 
+def is_laned(graph: ETraceGraph, op: OpUse) -> bool:
+    """Whether axis 0 of an op's x is the lanes."""
+    return op.primitive.batched and op.x_aval.shape[:1] == (graph.lanes,)
+
+
 def of_rows(graph: ETraceGraph, op: OpUse, flags: jax.Array, rows: jax.Array) -> jax.Array:
     """Rows of an op's x, in the flagged lanes; ``flags`` has rows, or one row for all.
 
     It selects, and does not multiply: in the other lanes x need not be a number.
     """
-    laned = op.primitive.batched and op.x_aval.shape[:1] == (graph.lanes,)
-    flags = jnp.broadcast_to(flags, (len(rows), *flags.shape[1:]))
+    laned, flags = is_laned(graph, op), jnp.broadcast_to(flags, (len(rows), *flags.shape[1:]))
     return jax.vmap(lambda f, x: where_lanes(f, laned, x, len(op.repeats)))(flags, rows)
 
 

@@ -27,7 +27,19 @@ from .._executor import (
     pull,
 )
 from .entries import Change
-from .layout import Pair, by_op, by_pair, chosen, of_groups, of_pairs, of_rows, pairs, to_y
+from .layout import (
+    Pair,
+    by_op,
+    by_pair,
+    chosen,
+    is_laned,
+    not_finite,
+    of_groups,
+    of_pairs,
+    of_rows,
+    pairs,
+    to_y,
+)
 from .rule import Window
 
 # pending steps ------------------------------------------------------------------------------------
@@ -122,6 +134,22 @@ class Pending(NamedTuple):
     def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
         """The steps without the lanes that are reset."""
         return Pending(self.alive & ~dead, tuple(s.without(graph, dead) for s in self.segments))
+
+    def spoiled(self, graph: ETraceGraph) -> list[jax.Array]:
+        """Of each array the lanes in which a number is not finite."""
+        found = []
+        for segment in self.segments:
+            for group in graph.hidden_groups:
+                axis = None if graph.lanes_of(group) is None else 0
+                found += [not_finite(a, axis) for a in jax.tree.leaves(segment.p[group.name])]
+            for r in graph.hidden_param_op_relations:
+                if r.key in segment.x:
+                    axis = 1 + len(r.op.repeats) if is_laned(graph, r.op) else None
+                    found.append(not_finite(segment.x[r.key], axis))
+            for pair in pairs(graph):
+                axis = 1 + len(pair.op.repeats) if pair.laned else None
+                found += [not_finite(a, axis) for a in jax.tree.leaves(pair.of(segment.q))]
+        return found
 
     def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> tuple[list, dict[str, Vector]]:
         """A signal at the present states: for each segment x and the signal at each row's y, and

@@ -61,8 +61,8 @@ SHOWN = 'approximation', 'filtered', 'name', 'remembers', 'with_feedback'  # of 
 
 @dataclass(frozen=True, repr=False)
 class Rule(ABC):
-    """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
-    several at once.
+    """An online learning rule: ``init``, ``update`` and ``gradient`` for single steps; a
+    :class:`Windowed` one has ``window`` for several at once.
 
     A *trace* is a dict relation -> group -> slot; a slot holds an array, or a tuple of one for each
     state of the group. What a learner *carries* from one single step to the next is the trace, and

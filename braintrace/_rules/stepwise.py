@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 import jax
@@ -95,15 +96,17 @@ class StepRule(Stepwise, PositionWise):
     - ``lam`` ``(*coords, S)``: of the loss by the states before the step.
 
     ``start(pair)`` returns ``e``, a dict of arrays of zeros. ``step(pair, e, x, d, df)`` returns e
-    after a step with the op's input ``x`` (None: it has none). After a reset the e that it gets is
-    zero, an array whose axis 0 is as long as the batch in the samples that were reset. ``read(pair,
-    e, lam)`` returns gradients by the name of a weight; one that is left out has no history. An op
+    after a step with the op's input ``x`` (None: it has none, as ``pair.op.x_aval`` says). After a
+    reset the e that it gets is zero, an array whose axis 0 is as long as the batch in the samples
+    that were reset. ``read(pair, e, lam)`` returns the gradient of each weight of the op, by the
+    names and in the shapes of ``pair.op.weight_avals``; zeros for one without a history. An op
     in a loop of the step has an axis for the turns in front of x and df. Where an element of y
     feeds several positions of the states, as a weight of a neuron does in each sample, ``coords``
     has ``pair.coords.added`` axes more than y, in front of its axis ``pair.coords.axis``.
 
     Raises :class:`braintrace.errors.RuleContractError`, when the step is compiled, for other names
-    and shapes. The tutorial "A learning rule of your own" makes a rule and checks it.
+    and shapes, and where one of the three raises. The tutorial "A learning rule of your own" makes
+    a rule and checks it.
 
     >>> import dataclasses, braintrace, jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True, repr=False)
@@ -149,13 +152,49 @@ class StepRule(Stepwise, PositionWise):
     @final
     def init(self, graph):
         def one(pair: Pair) -> Slots:
-            found = self.start(pair)
-            named = isinstance(found, dict) and found
-            if not (named and all(hasattr(e, 'shape') for e in found.values())):
-                raise self._broken('start', pair, f'{found!r:.80}, where a dict of arrays is due')
-            return jax.tree.map(jnp.asarray, found)
+            e = self._asked('start', pair)
+            named = isinstance(e, dict) and e
+            if not (named and all(hasattr(slot, 'shape') for slot in e.values())):
+                raise self._broken('start', pair, f'returned {e!r:.80}; a dict of arrays is due')
+            # the other two are tried here, before anything runs
+            op, states = pair.op, (*pair.coords.shape, pair.group.num_state)
+            number = partial(jax.ShapeDtypeStruct, dtype=pair.group.dtype)
+            x = None
+            if op.x is not None:
+                x = jax.ShapeDtypeStruct((*op.repeats, *op.x_aval.shape), op.x_aval.dtype)
+            d, df = number((*states, states[-1])), number((*op.repeats, *states))
+            after = self._asked('step', pair, e, x, d, df)
+            self._check('step', pair, after, e)
+            found = self._asked('read', pair, e, number(states))
+            if isinstance(found, dict) and (left := op.weight_avals.keys() - found.keys()):
+                raise self._broken(
+                    'read',
+                    pair,
+                    f'returned {sorted(found)} and left out {sorted(left)}, which would have no '
+                    'history. Return a gradient for each name in pair.op.weight_avals, zeros for '
+                    'one without a history',
+                )
+            self._check('read', pair, found, op.weight_avals)
+            return jax.tree.map(jnp.asarray, e)
 
         return by_pair(graph, one)
+
+    def _asked(self, method: str, pair: Pair, *args):
+        """What a method returns for such arrays."""
+        ask = getattr(self, method)
+        try:
+            if not args:
+                return ask(pair)
+            return jax.eval_shape(partial(ask, pair), *args)
+        except Exception as error:
+            hint = ''
+            if pair.op.x is None:
+                hint = (
+                    '. This op has no input: pair.op.x_aval is None, and step gets None for x. '
+                    'Handle it there, or compute it by plain jax.numpy, which has no trace'
+                )
+            what = f'raised {type(error).__name__}: {error}{hint}'
+            raise self._broken(method, pair, what) from error
 
     @final
     def update(self, network, carried, factors, t):
@@ -165,7 +204,6 @@ class StepRule(Stepwise, PositionWise):
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
             found = self.step(pair, _past(network.graph, old, t), x, d, df)
-            self._check('step', pair, found, old)
             return {name: found[name].astype(e.dtype) for name, e in old.items()}
 
         return by_pair(network.graph, one)
@@ -175,13 +213,7 @@ class StepRule(Stepwise, PositionWise):
         def one(pair: Pair) -> Slots:
             # a trace that a reset ended counts as zero, whatever it holds
             past = _past(network.graph, pair.of(trace), t)
-            found = self.read(pair, past, self._dense(pair, pair.gathered(lam)))
-            weights = network.weights[pair.relation.key]
-            of_weights = {name: jnp.zeros_like(w) for name, w in weights.items()}
-            if isinstance(found, dict):  # what is left out is zero, another name is a mistake
-                found = {**of_weights, **found}
-            self._check('read', pair, found, weights)
-            return found
+            return self.read(pair, past, self._dense(pair, pair.gathered(lam)))
 
         return by_op(pairs(network.graph), one)
 
@@ -195,12 +227,12 @@ class StepRule(Stepwise, PositionWise):
         wanted = {name: jnp.shape(e) for name, e in like.items()}
         shapes = {n: jnp.shape(e) for n, e in found.items()} if isinstance(found, dict) else found
         if shapes != wanted:
-            raise self._broken(method, pair, f'{shapes!r:.200}, where {wanted} is due')
+            raise self._broken(method, pair, f'returned {shapes!r:.200}, where {wanted} is due')
 
     def _broken(self, method: str, pair: Pair, what: str) -> RuleContractError:
         return RuleContractError(
-            f'{pair.op.where}: {type(self).__name__}.{method} returned {what}, for '
-            f'{pair.relation.key} and {pair.group.name}.'
+            f'{pair.op.where}: {type(self).__name__}.{method}, for {pair.relation.key} '
+            f'({pair.op.primitive.name}) and {pair.group.name}, {what}.'
         )
 
 

@@ -51,14 +51,33 @@ class Gradient(NamedTuple, Generic[Grads, Losses, State]):
     state: State
 
 
+class Skipped(NamedTuple):
+    """What ``not_finite='reset'`` did in a call, as int32.
+
+    - ``updates``: how many were left out
+    - ``samples``: how often each started anew, of the shape of ``state.t``
+
+    >>> import braintrace
+    >>> braintrace.functional.Skipped._fields
+    ('updates', 'samples')
+    """
+
+    updates: jax.Array
+    samples: jax.Array
+
+    @classmethod
+    def none(cls, t: jax.Array) -> Skipped:
+        """The counts before the first step; ``t`` is that of the state."""
+        return cls((0 * t).sum(dtype=jnp.int32), 0 * t)
+
+
 class Trained(NamedTuple, Generic[Grads, State]):
     """What every call that changes parameters returns.
 
     - ``params``: the new parameters; None of a learner, which writes them into its model
     - ``losses`` ``(T,)``, ``aux`` and ``state``: as in :class:`Gradient`
     - ``opt_state``: of the optimiser, to go on from
-    - ``skipped``: int32 like ``state.t``, the steps of each lane that ``not_finite='skip'`` left
-      out; else None
+    - ``skipped``: a :class:`Skipped`, what ``not_finite='reset'`` left out; else None
     - ``observed``: what ``observe`` returned after each update, stacked; else None
 
     >>> import braintrace
@@ -71,7 +90,7 @@ class Trained(NamedTuple, Generic[Grads, State]):
     aux: Any
     state: State
     opt_state: Any
-    skipped: jax.Array | None = None
+    skipped: Skipped | None = None
     observed: Any = None
 
 
@@ -247,7 +266,7 @@ def _floats(name: str, value) -> jax.Array:
 
 REDUCTIONS = ('mean', 'sum')
 INSIDES = ('trace', 'exact')  # of the gradient inside a window
-NOT_FINITE = ('keep', 'skip', 'raise')  # what to do with a lane that is not finite
+NOT_FINITE = ('keep', 'reset', 'raise')  # what to do with numbers that are not finite
 
 
 def check_choice(name: str, value, allowed) -> None:

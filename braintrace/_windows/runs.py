@@ -19,11 +19,13 @@ from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, even
 from .._rules import (
     Network,
+    Pending,
     Rule,
     Stepwise,
     Window,
     Windowed,
     add_gradients,
+    anywhere,
     counting,
     same_step,
     uncounted,
@@ -31,6 +33,7 @@ from .._rules import (
 from .options import (
     NOT_FINITE,
     REDUCTIONS,
+    Skipped,
     check_choice,
     check_inside,
     check_mask,
@@ -129,15 +132,15 @@ class Gradients(NamedTuple):
 
 class Result(NamedTuple):
     """How far a run is: what is ``learnt`` (gradients, or weights and optimiser state), the last
-    moment, losses and auxiliary outputs of all steps. ``skipped``: how many steps of each lane were
-    left out; None where none may be. ``stopped``: the exception that ended it before its end.
+    moment, losses and auxiliary outputs of all steps. ``skipped``: what was left out and started
+    anew; None where nothing may be. ``stopped``: the exception that ended it before its end.
     """
 
     learnt: Any
     end: Any
     losses: Any = None
     aux: Any = None
-    skipped: Any = None
+    skipped: Skipped | None = None
     stopped: BaseException | None = None
 
 
@@ -167,6 +170,7 @@ WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
 MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
 LINES = 100  # of progress at most
+MOST = 8  # updates between two writes: each is compiled by itself, and a ninth saves no time
 
 
 class Walk:
@@ -175,11 +179,14 @@ class Walk:
 
     ``show(due, done, shown, mask) -> due`` reports between blocks, about a hundred times at most;
     None: not at all. ``bounds``: of the blocks that are walked alone; ``shown`` is then what all
-    steps have shown so far.
+    steps have shown so far. Each ``every`` steps have one row of aux.
     """
 
-    def __init__(self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None):
+    def __init__(
+        self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None, every: int = 1
+    ):
         self.sequence, self.state, self.show, self.bounds = sequence, state, show, bounds
+        self.every = every
         self.done = self.number = 0  # steps and blocks
         self.shown: list = [] if bounds is None else [shown]
         self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), None, None)
@@ -202,8 +209,12 @@ class Walk:
             at = first + k * size
             part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, size), self.sequence)
             state, got = body(state, part)
-            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
-            return state, jax.tree.map(put, shown, got)
+
+            def put(at, rows, new):
+                put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
+                return jax.tree.map(put, rows, new)
+
+            return state, tuple(map(put, (at, at // self.every), shown, got))
 
         # those that stand between the bounds, in a loop whose length no shape tells
         start, stop = (jnp.clip(x - self.number, 0, number) for x in self.bounds)
@@ -298,16 +309,25 @@ class Observer(Protocol):
     def moves(self, weights):
         """Whether each leaf of the weights may change, as a tree of bool."""
 
-    # of those that may leave lanes out
+    def spoiled(self, moment: Moment, pending: Any) -> jax.Array:
+        """Which lanes have a state, or a trace that counts, with a number that is not finite."""
+
+
+class Bordered(Observer, Protocol):
+    """An observer whose exact windows may end with a loss of the states there."""
+
+    def observe_together(
+        self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
+    ) -> Observation:
+        """As of :class:`Observer`; ``credit(world)``: a further loss of the world after the
+        steps.
+        """
 
     def hidden(self, world) -> list[jax.Array]:
         """The hidden states."""
 
-    def faults(self, seen: Observation) -> jax.Array:
-        """Whether a state, derivative or signal of each lane is not finite."""
-
-    def masked(self, part: Sequence, bad: jax.Array) -> Sequence:
-        """Steps in which ``bad`` lanes read zeros, and their outputs are constants."""
+    def with_hidden(self, world, hidden: list[jax.Array]):
+        """The world with other hidden states."""
 
 
 class Around(ABC):
@@ -320,7 +340,7 @@ class Around(ABC):
         """Refuse options of a call that do not go together."""
 
     @abstractmethod
-    def observed(self, step: Any, sequence: Sequence) -> tuple[Any, Sequence]:
+    def observed(self, step: Bordered, sequence: Sequence) -> tuple[Observer, Sequence]:
         """The observer, and the sequence for it."""
 
     @abstractmethod
@@ -406,19 +426,24 @@ class CallOptions(NamedTuple):
         return options._replace(exact=exact, update_every=int(options.update_every))
 
     @property
-    def skips(self) -> bool:
-        """Whether lanes with a number that is not finite are left out."""
+    def row_steps(self) -> int:
+        """The number of steps that have one row of what is shown beside the losses."""
+        return 1 if self.observe is None else self.update_every
+
+    @property
+    def resets(self) -> bool:
+        """Whether updates that are not finite are left out, and such lanes start anew."""
         return self.not_finite != 'keep'
 
     def delayed(self, graph: ETraceGraph, rule: Rule) -> CallOptions:
         """With the number of updates between two writes of the trace: as asked (in steps), or as
-        the rule chooses.
+        the rule chooses; of many, some.
         """
         if self.optimizer is None:
             return self
         every, steps = self.update_every, self.write_every
         delay = rule.delay(graph, every, None if steps is None else int(steps // every))
-        return self._replace(delay=delay)
+        return self._replace(delay=min(delay, MOST))
 
 
 class Run:
@@ -572,28 +597,19 @@ class Run:
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.loss, seen.aux)
 
-    def healed(self, weights, now: Moment, part: Sequence, again: jax.Array):
-        """``(part, bad, losses)``: where ``bad``, a lane is masked, and starts anew before the step
-        and after it. The losses are those of the steps as they came.
-
-        ``again``: the lanes that start anew before the first step.
+    def mended(self, now: Moment, pending, known: jax.Array) -> tuple[Moment, Any, jax.Array]:
+        """The moment and the pending steps, in which lanes that are not finite have started anew,
+        and their flags. They are looked for where a state is not finite, or the gradient was not
+        (``known``): a trace that is not finite makes the next gradient so.
         """
-
-        def look(state, at: Sequence):
-            world, again = state
-            flags = again if at.flags is None else again | at.flags
-            seen = self._seen(weights, world, at._replace(flags=flags), (now.trace, now.t))
-            bad = self.observer.faults(seen)
-            # a loss for which no lane is to blame is laid to all
-            bad |= ~bad.any() & (at.mask != 0) & ~jnp.isfinite(seen.loss)
-            return (seen.world, bad), (bad, seen.loss)
-
-        # a first pass that only looks: who is not finite, and where
-        _, (bad, losses) = jax.lax.scan(look, (now.world, again), part)
-        flags = bad | jnp.concatenate([again[None], bad[:-1]])
-        if part.flags is not None:
-            flags |= part.flags.reshape(*part.flags.shape, *[1] * (bad.ndim - part.flags.ndim))
-        return self.observer.masked(part, bad)._replace(flags=flags), bad, losses
+        bad = ~(known & all_finite(now.world[0]))
+        look = partial(self.observer.spoiled, now, pending)
+        none = lambda: jnp.zeros(jax.eval_shape(look).shape, bool)
+        flags = bad & jax.lax.cond(anywhere(bad), look, none)
+        world, t = self.observer.reset(now.world, flags), jnp.where(flags, 0, now.t)
+        if isinstance(pending, Pending):
+            pending = pending.without(self.graph, flags)
+        return now._replace(world=world, t=t), pending, flags
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
@@ -633,24 +649,20 @@ def run_windows(run: Run) -> Result:
     return Result(grads, end if keep_trace else end._replace(t=0 * end.t), *walk.results)
 
 
-GUARDED = 512  # blocks that are run before one asks whether all is finite
-
-
 def blocks_of(length: int, options: CallOptions) -> list[tuple[int, int, int]]:
     """The blocks of a run, kind after kind: how many there are, the steps of each, and the steps
-    of an update in it. Where lanes may be left out, several count as one; a gradient is one.
+    of an update in it. A gradient is one block.
     """
     if options.optimizer is None:
         return [(1, length, length)]
     every, size = options.update_every, options.update_every * options.delay
     whole, rest = divmod(length, size)
     left = rest % every
-    kinds = [(whole, size, every)]
-    if options.skips and whole:
-        most = even(whole, GUARDED)
-        groups, last = divmod(whole, most)
-        kinds = [(groups, most * size, every), (int(last > 0), last * size, every)]
-    return [*kinds, (int(rest >= every), rest - left, every), (int(left > 0), left, left)]
+    return [
+        (whole, size, every),
+        (int(rest >= every), rest - left, every),
+        (int(left > 0), left, left),
+    ]
 
 
 def steps_of(length: int, options: CallOptions, blocks) -> Any:
@@ -670,81 +682,38 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
     far, where blocks are walked alone.
     """
     options, observer = run.options, run.observer
-    hidden = options.skips and hides(options.optimizer, run.weights)
 
-    def block(state, part: Sequence, size: int, heal: bool = False):
-        """Updates after each ``size`` steps, then one write of the trace. ``heal``: lanes that are
-        not finite are left out.
-        """
-        (learnt, now, *skipped), pending, pieces = state, None, []
-        again = jnp.zeros(now.t.shape, bool) if heal else None
+    def block(state, part: Sequence, size: int):
+        """Updates after each ``size`` steps, then one write of the trace."""
+        (learnt, now, skipped), pending, pieces = state, None, []
         for i in range(0, len(part.mask), size):
-            steps, before = part.part(i, i + size).penalised(options.reduction), learnt[0]
-            if again is not None:
-                steps, bad, losses = run.healed(before, now, steps, again)
-            now, pending, gradients, shown = run.window(before, now, pending, steps, True)
-            grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
-            if heal:  # a gradient too
-                known, shown = all_finite(grads), (losses, shown[1])
-                grads = jax.tree.map(
-                    lambda g, known=known: jnp.where(known, g, 0) if is_inexact(g) else g, grads
-                )
-                bad = bad.at[-1].set(bad[-1] | ~known)
-                again, skipped = bad[-1], [skipped[0] + bad.sum(0, dtype=jnp.int32)]
-            elif hidden:
-                counts, finite = skipped
-                skipped = [counts, finite & all_finite(grads)]
+            steps, before = part.part(i, i + size).penalised(options.reduction), learnt
+            now, pending, gradients, shown = run.window(before[0], now, pending, steps, True)
+            grads = observer.total(before[0], gradients)
+            grads = scaled(grads, steps.mask, options.reduction)
             # the weights move; the trace waits for the last update of the block
-            learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
+            learnt = optimised(options.optimizer, before, grads, observer.moves(before[0]))
+            if i + size == len(part.mask):
+                now, pending = run.write(before[0], now, pending, gradients), None
+            if options.resets:
+                known = all_finite(grads)
+                learnt = jax.tree.map(partial(kept_finite, known), learnt, before)
+                now, pending, flags = run.mended(now, pending, known)
+                skipped = Skipped(skipped.updates + ~known, skipped.samples + flags)
             if options.observe is not None:
                 seen = options.observe(grads, now)
-                shown = shown[0], jax.tree.map(lambda a: jnp.stack([a] * size), seen)
+                shown = shown[0], jax.tree.map(lambda a: a[None], seen)
             pieces.append(shown)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
-        now = run.write(before, now, pending, gradients)
-        if again is not None:
-            t = jnp.where(again, 0, now.t)
-            now = now._replace(world=observer.reset(now.world, again), t=t)
-        return (learnt, now, *skipped), shown
+        return (learnt, now, skipped), shown
 
-    def guarded(state, part: Sequence, size: int):
-        """Blocks as they are, and once more with ``heal`` where a number is not finite then."""
-        number = max(len(part.mask) // (options.update_every * options.delay), 1)
-        # the sequence is cut by place, so the loop carries a number and no copy of it
-        steps, (*start, at) = len(part.mask) // number, state
-
-        def walked(heal: bool):
-            def one(state, k):
-                # cut out of the whole sequence: `part` would be a copy
-                cut = partial(jax.lax.dynamic_slice_in_dim, start_index=at + k * steps)
-                here = jax.tree.map(lambda a: cut(a, slice_size=steps), run.sequence)
-                return block(state, here, size, heal)
-
-            first = tuple(start) if heal else (*start, jnp.array(True))
-            new, shown = jax.lax.scan(one, first, jnp.arange(number))
-            return ((*new[:3], at + number * steps), _flat(shown)), new[-1]
-
-        # first as the data are: nearly always all is finite
-        found, finite = walked(False)
-        (learnt, now, *_), shown = found
-        losses = jnp.where(part.mask == 0, 0, shown[0])
-        # an optimiser may start with infinities, such as a best loss
-        pairs = zip(*map(jax.tree.leaves, (learnt, state[0])), strict=True)
-        new = [jnp.where(jnp.isfinite(old), x, 0) for x, old in pairs if is_inexact(x)]
-        sound = finite & all_finite((new, observer.hidden(now.world), now.trace, losses))
-        # at most one turn of a loop: beside a `cond` XLA's CPU code hands the kernels of each step
-        # to its threads, which takes longer than a small step
-        mended = lambda _: (jnp.array(True), walked(True)[0])
-        return jax.lax.while_loop(lambda at: ~at[0], mended, (sound, found))[1]
-
-    start: list = [(run.weights, opt_state), run.opened()]
-    if options.skips:
-        start += [jnp.zeros(run.start.t.shape, jnp.int32), jnp.int32(run.begin)]
-    walk = Walk(run.sequence, tuple(start), run.show, run.bounds, shown)
+    skipped = Skipped.none(run.start.t) if options.resets else None
+    start = (run.weights, opt_state), run.opened(), skipped
+    walk = Walk(run.sequence, start, run.show, run.bounds, shown, options.row_steps)
     for number, size, every in blocks_of(run.length, options):
-        walk.blocks(partial(guarded if options.skips else block, size=every), number, size)
-    (learnt, now, *skipped), (losses, aux) = walk.state, walk.results
-    return Result(learnt, run.closed(now), losses, aux, skipped[0] if skipped else None)
+        walk.blocks(partial(block, size=every), number, size)
+    (learnt, now, skipped), (losses, aux) = walk.state, walk.results
+    return Result(learnt, run.closed(now), losses, aux, skipped)
 
 
 class RunInTurns:
@@ -769,37 +738,17 @@ class RunInTurns:
         def show(now: Result, done: int) -> None:
             progress.between((now.losses, now.aux), self.steps(done), mask)
 
-        losses, aux = buffers(self.shapes, self.length)
+        (loss, rows), every = self.shapes, self.options.row_steps
+        losses, aux = buffers(loss, self.length), buffers(rows, -(-self.length // every))
         place, done, error = self.turns.run(
             lambda now, start, stop: program(now, bounds(start, stop)),
             first._replace(losses=losses, aux=aux),
             write,
             show if progress else None,
         )
-        losses, aux = cut((place.losses, place.aux), self.steps(done))
+        steps = self.steps(done)
+        losses, aux = cut(place.losses, steps), cut(place.aux, -(-steps // every))
         return place._replace(losses=losses, aux=aux, stopped=error)
-
-
-def hides(optimizer, weights) -> bool:
-    """Whether an update may be finite where a gradient is not, as behind a clip: it is tried, since
-    to look at every gradient takes a tenth of the time of a small network.
-    """
-    with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
-        ones = jax.tree.map(lambda w: jnp.ones(jnp.shape(w), jnp.result_type(w)), weights)
-        # one leaf after the other gets a gradient that is not finite
-        leaves, treedef = jax.tree.flatten(ones)
-        # an integer, which stays, has zeros for its gradient
-        leaves = [x if is_inexact(x) else jnp.zeros(x.shape) for x in leaves]
-        moved = [i for i, x in enumerate(jax.tree.leaves(ones)) if is_inexact(x) and x.size]
-        for i in moved:
-            for bad in (jnp.nan, jnp.inf):
-                grads = jax.tree.unflatten(
-                    treedef, [*leaves[:i], bad * leaves[i], *leaves[i + 1 :]]
-                )
-                updates, _ = optimizer.update(grads, optimizer.init(ones), ones)
-                if all_finite(updates):
-                    return True
-    return False
 
 
 def all_finite(tree) -> jax.Array:
@@ -807,10 +756,22 @@ def all_finite(tree) -> jax.Array:
     found = []
     for x in jax.tree.leaves(tree):
         if is_inexact(x) and x.size:
-            # a sum over all axes but the last is vectorised on CPU, `all` is not
-            columns = (0 * x).reshape(-1, *x.shape[-1:]).sum(0)
-            found.append(jnp.isfinite(columns).all())
+            # a product, since XLA would make a gradient once more for a sum that reads it
+            rows = x.reshape(-1, *x.shape[-1:])
+            small = jnp.full(rows.shape[1:], jnp.finfo(x.dtype).tiny, x.dtype)
+            wide = jnp.promote_types(x.dtype, jnp.float32)
+            total = jnp.matmul(rows, small, preferred_element_type=wide)
+            found.append(jnp.isfinite(total).all())
     return jnp.array(found, bool).all()
+
+
+def kept_finite(known: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """The new numbers of the weights or of the optimiser, if the gradient was ``known``; one that
+    would not be finite any more stays.
+    """
+    if is_inexact(new):
+        known &= jnp.isfinite(new)
+    return jnp.where(known, new, old)
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

@@ -255,8 +255,8 @@ def _seed_of(key) -> int:
     return key if isinstance(key, int) else int(jax.random.randint(key, (), 0, 2**31 - 1))
 
 
-def _snap(n: int = 2, *, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
-    return rules.snap(n, credit)
+def _snap(n: int = 2) -> Rule:
+    return rules.snap(n)
 
 
 def _uoro(pair: Literal['sample', 'batch'] = 'sample', seed: int = 0, projection_key=None) -> Rule:

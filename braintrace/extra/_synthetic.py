@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._windows import AS_IT_IS, Around, Gradients, Sequence
+from .._windows import AS_IT_IS, Around, Bordered, Gradients, Moment, Sequence
 from ..errors import OptionError, StructureError
 
 
@@ -179,7 +179,7 @@ class Bootstrapped:
     the two have neither.
     """
 
-    step: Any
+    step: Bordered
     apply: Callable
 
     @property
@@ -209,7 +209,8 @@ class Bootstrapped:
 
         inner = part._replace(slices=slices)
         seen = self.step.observe_together(weights, world, inner, keep, carried, credit)
-        target = {name: jnp.stack(lam, -1) for name, lam in seen.signals.c.items()}
+        lam = cast(dict[str, tuple[jax.Array, ...]], seen.signals.c)  # none is left out
+        target = {name: jnp.stack(of_group, -1) for name, of_group in lam.items()}
 
         def error(synthetic):
             off = jax.tree.map(jnp.subtract, self._credit(synthetic, self._states(world)), target)
@@ -229,14 +230,12 @@ class Bootstrapped:
 
     def _unreset(self, world, flags, tree):
         """A tree like the states, zero in the lanes that are reset."""
-        groups, (carry, *rest) = self.graph.hidden_groups, world
+        groups = self.graph.hidden_groups
 
         def reset(states):
             of_state = {s: states[g.name][..., i] for g in groups for i, s in enumerate(g.states)}
             hidden = [of_state[s] for s in self.graph.states]
-            return self._states(
-                (self.step.compiled.executor.with_states(carry, hidden), *rest), flags
-            )
+            return self._states(self.step.with_hidden(world, hidden), flags)
 
         _, kept = jax.jvp(reset, (self._states(world),), (tree,))
         return kept
@@ -258,6 +257,9 @@ class Bootstrapped:
 
     def reset(self, world, flags):
         return self.step.reset(world, flags)
+
+    def spoiled(self, moment: Moment, pending: Any) -> jax.Array:
+        return self.step.spoiled(moment, pending)
 
     def total(self, weights, gradients: Gradients):
         ops, (direct, synthetic) = gradients

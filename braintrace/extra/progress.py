@@ -37,7 +37,7 @@ class Progress:
             self.start = now
             return np.int32(0)
         if self.function is not None:
-            rows = jax.tree.map(lambda a: np.asarray(a)[:: self.every], observed)
+            rows = jax.tree.map(np.asarray, observed)
             self.function(done, np.asarray(losses), *([rows] if self.every else []))
             return np.int32(0)
         # the weighed mean of the losses; where none counts, the plain one
@@ -62,9 +62,12 @@ class Progress:
         """
         if self.function is None and done < min(self.due, self.length):
             return
-        new, self.last = slice(self.last, done), done
-        part: tuple = (shown[0], mask, shown[1] if self.every else None) if done else ()
-        part = jax.tree.map(lambda a: np.asarray(a)[new], part)
+        (begin, self.last), every = (self.last, done), self.every or 1
+        new = lambda tree, every: jax.tree.map(
+            lambda a: np.asarray(a)[-(-begin // every) : -(-done // every)], tree
+        )
+        rows = new(shown[1], every) if self.every else None
+        part: tuple = (*new((shown[0], mask), 1), rows) if done else ()
         self.due = max(int(self.tell(done, *part)), done + self.length // LINES)
 
     def inside(self, due: jax.Array, done: jax.Array, shown, mask) -> jax.Array:

@@ -18,7 +18,7 @@ function.
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
-from .._windows import Gradient, Trained
+from .._windows import Gradient, Skipped, Trained
 from ..extra.chunks import chunks
 from ..extra.eligibility import Eligibility, EligibilityState, eligibility, obgd
 from ..extra.files import load_state, save_state
@@ -43,6 +43,7 @@ __all__ = [
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'Skipped',
     'Trained',
     'chunks',
     'eligibility',

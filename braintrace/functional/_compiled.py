@@ -23,9 +23,20 @@ from .._executor import (
     varying,
     without_types,
 )
-from .._rules import Network, NoHistory, Rule, Window, counting, uncounted
+from .._jax import is_key
+from .._rules import (
+    Network,
+    NoHistory,
+    Pending,
+    Rule,
+    Window,
+    counting,
+    not_finite,
+    uncounted,
+)
 from .._windows import (
     Gradients,
+    Moment,
     Observation,
     Penalised,
     Sequence,
@@ -35,6 +46,7 @@ from .._windows import (
     task_loss,
     zero_gradient,
 )
+from ..errors import StructureError
 from ._places import in_automatic_axes
 from ._state import OnlineState, flatten_paths, goes_on, put_back
 
@@ -346,37 +358,37 @@ class ObservedStep:
     def hidden(self, world) -> list[jax.Array]:
         return self.compiled.executor.old_states(world[0])
 
-    def faults(self, seen: Observation) -> jax.Array:
-        graph, lanes = self.graph, self.compiled.t_shape
-        states = zip(graph.states, self.hidden(seen.world), strict=True)
-        signals: list[dict] = [seen.factors.d, seen.signals.c, seen.signals.l]
-        found: list = [h for c, h in states if not lanes or c in graph.laned]
-        for group in graph.hidden_groups:
-            if not lanes or graph.lanes_of(group):
-                found += [by_group.get(group.name) for by_group in signals]
-        for op in graph.ops:
-            if not lanes or (op.primitive.batched and op.y_aval.shape[:1] == lanes):
-                found += [] if op.repeats else [seen.signals.dy.get(op.key)]
-        # a lane is bad if a number of it is not finite, in any state, derivative or signal
-        axes = len(lanes)
-        bad = [
-            ~jnp.isfinite(x).all(range(axes, x.ndim))
-            for x in jax.tree.leaves(found)
-            if x.shape[:axes] == lanes
-        ]
-        return jnp.array(bad).any(0)
+    def with_hidden(self, world, hidden):
+        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
 
-    def masked(self, part: Sequence, bad: jax.Array) -> Sequence:
-        def read(x):
-            if x.shape[: bad.ndim] != bad.shape or not is_inexact(x):
-                return x
-            # a finite one stays: its axis 1 may not be the lanes, but as long
-            bad_here = bad & ~jnp.isfinite(x).all(range(bad.ndim, x.ndim))
-            flags = bad_here.reshape(*bad.shape, *[1] * (x.ndim - bad.ndim))
-            return jnp.where(flags, jnp.zeros((), x.dtype), x)
-
-        xs, ys, _ = part.slices
-        return part._replace(slices=(jax.tree.map(read, xs), ys, ~bad))
+    def spoiled(self, now: Moment, pending) -> jax.Array:
+        graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
+        trace, alive = now.trace, now.t > 0
+        if isinstance(pending, Pending):
+            alive, found = pending.alive, pending.spoiled(graph)
+        elif pending is not None:
+            trace = pending
+        for path, e in flatten_paths(trace).items():
+            if not is_key(e):
+                bad = not_finite(e, 0 if path_name(('trace', *path)) in laned else None)
+                found.append(bad & (alive if bad.ndim else alive.any()))
+        # what `carry0` has, such as the largest number so far, or is not put back counts as finite
+        fresh = self.restart(now.world[0], jnp.array(True))
+        pieces = map(self.compiled.program.apart, (now.world[0], fresh))
+        for c, (h, first) in enumerate(zip(*pieces, strict=True)):
+            if is_inexact(abstract(h)):
+                here = jnp.where(jnp.isfinite(first), h, 0)
+                found.append(not_finite(here, 0 if c in graph.laned else None))
+        # of what belongs to no lane all are to blame, if no lane is
+        of_lanes, of_all = (
+            jnp.array([bad for bad in found if bad.ndim == n]).any(0) for n in (now.t.ndim, 0)
+        )
+        bad = of_lanes | (of_all & ~of_lanes.any())
+        try:
+            jax.eval_shape(self.restart, now.world[0], bad)
+        except StructureError:  # a hidden leaf that is not known by lanes: all start anew together
+            return bad.any()
+        return bad
 
     def observe_together(
         self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
@@ -430,7 +442,7 @@ class ObservedStep:
                 # a virtual state counts at the border: inside, what it stands for is followed
                 return (*state, jax.tree.map(jnp.zeros_like, virtual)), shown
 
-            start = (executor.with_states(world[0], hidden), *world[1:]), trace, virtual
+            start = self.with_hidden(world, hidden), trace, virtual
             (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
             total = losses.sum()
             return total if credit is None else total + credit(end), (end, last, *others)

@@ -408,8 +408,8 @@ class OnlineLearner:
         start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
         (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
         shape ``(T,)``. With ``rule=None`` each gradient is that of its own step, with the old carry
-        held constant. Under ``jit``, donate the state where its trace is kept
-        (``donate_argnums=1``): else each call maps memory for a new one.
+        held constant. Under ``jit``, donate the state (``donate_argnums=1``): else each call maps
+        memory for a new trace, and copies one that is dropped.
 
         Parameters
         ----------
@@ -458,10 +458,10 @@ class OnlineLearner:
         >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
         >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
         >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
-        >>> grad = jax.jit(learner.sequence_grad(loss, keep_trace=False))
+        >>> grad = jax.jit(learner.sequence_grad(loss, keep_trace=False), donate_argnums=1)
         >>> state = learner.init(params, h, xs[0])
         >>> for batch in (xs, 2 * xs):
-        ...     start = state.replace(carry=h)
+        ...     start = state.replace(carry=jnp.zeros((1, 3)))
         ...     found = grad(params, start, batch, jnp.zeros((7, 1, 3)))
         ...     state = found.state
         >>> state.t.tolist()
@@ -490,7 +490,7 @@ class OnlineLearner:
         progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
-        not_finite: Literal['keep', 'skip', 'raise'] = 'keep',
+        not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
         observe: Callable | None = None,
     ) -> SequenceUpdate:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``: learn along a
@@ -511,17 +511,17 @@ class OnlineLearner:
             gradients, and once more after the steps that are left at the end.
         write_every : int, optional
             Number of steps between two writes of the trace, in which steps are kept as they are;
-            the numbers are the same. By default chosen from the shapes.
+            the numbers are the same. By default chosen from the shapes; at most 8 updates share
+            one.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
-        not_finite : 'keep', 'skip' or 'raise'
-            ``'skip'``: in a step where a lane's new state, derivative or signal is not finite, that
-            lane is masked (it reads zeros for what is not finite, its outputs are constants for the
-            loss) and then starts anew from ``carry0``, which ``reset=(None, carry0)`` gives; the
-            others learn as if its part of the loss were constant. Where no lane is to blame, all
-            are. ``skipped``, int32 like ``t``, counts such steps; ``losses`` are those of the data
-            as they came. ``'raise'``, without ``jit``, does the same
-            and raises :class:`braintrace.errors.NotFiniteError`.
+        not_finite : 'keep', 'reset' or 'raise'
+            ``'reset'``: an update whose gradient, parameters or optimiser state are not finite is
+            left out, for all samples, and after it the samples whose state or trace is not finite
+            start anew from ``carry0``, which ``reset=(None, carry0)`` gives; the others go on as
+            they are. Where no sample can start anew by itself, all do. ``skipped`` counts both;
+            ``losses`` are those of the data as they came. ``'raise'``, without ``jit``, does the
+            same and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
             come back as ``observed``, and go to ``progress(step, losses, observed)``. The state's

@@ -12,19 +12,20 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from .. import _jax
-from .._compiler import abstract, is_inexact
+from .._compiler import abstract
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
 from .._windows import (
+    Bordered,
     CallOptions,
     Gradient,
     Moment,
-    Observer,
     Penalised,
     Result,
     Run,
     RunInTurns,
     Sequence,
+    Skipped,
     Trained,
     check_flags,
     check_loss,
@@ -176,7 +177,7 @@ class SequenceCalls:
 
         def types(params, opt_state, state, data) -> tuple:
             of_params, of_opt_state, of_state = types_of((params, opt_state, state))
-            skipped = P() if options.skips else None
+            skipped = P() if options.resets else None
             observed = None if options.observe is None else P()
             return Trained._make((of_params, P(), None, of_state, of_opt_state, skipped, observed))
 
@@ -188,13 +189,13 @@ class SequenceCalls:
                 raise OptionError(
                     "not_finite is 'raise' inside of a transformation, where nothing can be "
                     'raised. Call the function as it is, without jax.jit, or give '
-                    "'skip' and look at `skipped`."
+                    "'reset' and look at `skipped`."
                 )
             of_args = varying((params, opt_state, state, data))
-            if options.skips and of_args:
+            if options.resets and of_args:
                 raise NotSupportedError(
-                    f"not_finite='skip' in a shard_map along {sorted(map(str, of_args))}: shards "
-                    'that skip would leave the others waiting. Put jax.jit around arrays that are '
+                    f"not_finite='reset' in a shard_map along {sorted(map(str, of_args))}: each "
+                    'shard would leave out updates of its own. Put jax.jit around arrays that are '
                     'sharded.'
                 )
             of_learnt = _axes_of_updates(options.optimizer, of_args, params, opt_state)
@@ -213,12 +214,10 @@ class SequenceCalls:
         return run
 
     def _trained(self, result: Result) -> Trained:
-        """The answer, of a result that ends with a state and has a row of ``observe`` for each
-        step.
-        """
+        """The answer, of a result that ends with a state."""
         params, opt_state = result.learnt
-        rows = jax.tree.map(lambda rows: rows[:: self.every], result.aux)
-        return Trained(params, result.losses, None, result.end, opt_state, result.skipped, rows)
+        losses, end, skipped, rows = result.losses, result.end, result.skipped, result.aux
+        return Trained(params, losses, None, end, opt_state, skipped, rows)
 
     def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
@@ -233,7 +232,7 @@ class SequenceCalls:
         xs, ys, mask, reset = data
         length, compiled = length_of(xs, ys), self.compiled(params, state, xs)
         flags, fresh = _resets(reset, state, length)
-        if options.skips and reset is None:
+        if options.resets and reset is None:
             raise OptionError(
                 f'not_finite is {options.not_finite!r}, but reset= is left out, which has the '
                 'carry from which a lane starts anew: a learner holds no arrays. Give '
@@ -244,7 +243,7 @@ class SequenceCalls:
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
         leaves = jax.tree.leaves(options.around.own(params))
-        step: Observer = compiled.around(
+        step: Bordered = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
@@ -263,8 +262,7 @@ class SequenceCalls:
             of_state = lambda grads, now: observe(grads, _after(state, now))  # noqa: E731
             options = options._replace(observe=of_state)
         penalised = mask is not None and isinstance(jax.eval_shape(self.loss, *example), Penalised)
-        slices = (xs, ys, None) if options.skips else (xs, ys)
-        sequence = Sequence(slices, mask, flags).weighed(length, penalised)
+        sequence = Sequence((xs, ys), mask, flags).weighed(length, penalised)
         observer, sequence = options.around.observed(step, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
         return Run(observer, start, sequence, params, options, show, bounds), of_loss
@@ -295,30 +293,33 @@ class SequenceCalls:
             return self.turn(now.end, (now.losses, now.aux), now.learnt, now.skipped, data, bounds)
 
         told = Progress(length, options.progress, self.every) if options.progress else None
-        skipped = jnp.zeros_like(state.t) if options.skips else None
+        skipped = Skipped.none(state.t) if options.resets else None
         # the program takes the buffers of its state: the caller keeps his own
         learnt, state = strong((learnt, jax.tree.map(jnp.copy, state)))
         first = Result(learnt, state, skipped=skipped)
         result = self.kept[key].run(turn, first, mask, told, lambda end: None)
         found, error = self._trained(result), result.stopped
-        if error is None and options.not_finite == 'raise' and result.skipped.any():
+        if error is None and options.not_finite == 'raise' and result.skipped is not None:
             error = _not_finite(found.losses, result.skipped)
         if error is not None:
             raise with_so_far(error, found, len(found.losses), length)
         return found
 
 
-def _not_finite(losses: jax.Array, skipped: Any) -> NotFiniteError:
-    counts = f'{skipped} steps'
-    if skipped.ndim:
-        lanes = jnp.flatnonzero(skipped).tolist()
-        counts = ', '.join(f'{skipped[k]} steps of lane {k}' for k in lanes)
+def _not_finite(losses: jax.Array, skipped: Skipped) -> NotFiniteError | None:
+    """The error that tells what was skipped; None if nothing was."""
+    updates, samples = jax.device_get(skipped)
+    counts = [f'{n} times sample {k}' for k, n in enumerate(samples.reshape(-1)) if n]
+    if not (updates or counts):
+        return None
+    counts = counts if samples.ndim else [f'{samples} times the state']
     # where to look first
     bad = jnp.flatnonzero(~jnp.isfinite(losses))
     first = f' The first loss that is not finite is that of step {int(bad[0])}.' if len(bad) else ''
     return NotFiniteError(
-        f'an input, a target, a state or a gradient was not finite in {counts}.{first} They were '
-        "left out, as not_finite='skip' does. Look at the data of these steps."
+        f'{updates} updates were not finite and were left out; with an empty trace started anew: '
+        f"{', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; look at the "
+        'data of these steps.'
     )
 
 
@@ -333,13 +334,9 @@ def _check_learnt(optimizer, params, opt_state) -> None:
 def _step_of(compiled: Compiled, loss: Callable) -> Callable:
     """The step of a cell and a loss of its outputs, as :class:`ObservedStep` takes it."""
 
-    def step(cell, params, world, x, y, sound=None):
+    def step(cell, params, world, x, y):
         inputs = jax.tree.leaves(as_inputs(x))
         outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
-        for k, out in enumerate(outputs):  # constants in the lanes that are not sound
-            if sound is not None and out.shape[: sound.ndim] == sound.shape and is_inexact(out):
-                flags = sound.reshape(*sound.shape, *[1] * (out.ndim - sound.ndim))
-                outputs[k] = jnp.where(flags, out, jax.lax.stop_gradient(out))
         outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
         return (loss(outputs, y), None), (carry, ())
 

@@ -302,7 +302,7 @@ def rtrl(
 
 
 @public('braintrace.rules.snap')
-def snap(n: int, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
+def snap(n: int) -> Rule:
     r"""SnAp-n: an element of an op's result keeps what it changes within n steps.
 
     .. math:: e_q^t = J^t_{N_q, N_q}\, e_q^{t-1} + D^t_{f,\,N_q, q} \otimes x^t
@@ -328,8 +328,6 @@ def snap(n: int, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
     """
     if not _is_int(n) or n < 1:
         raise OptionError(f'n is {n!r}; give an int >= 1 (same_step() is SnAp-0).')
-    if credit != 'whole':
-        raise OptionError(f"credit is {credit!r}; snap(n) has credit='whole'.")
     if n == 1:
         return d_rtrl(credit='whole', scope='own')
     return Reach(int(n))
@@ -345,7 +343,7 @@ def _is_int(value) -> bool:
 
 
 @public('braintrace.rules.signs')
-def signs(scope: str = 'position', seed: int = 0) -> Rule:
+def signs(scope: Literal['position', 'all'] = 'position', seed: int = 0) -> Rule:
     r"""D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).
 
     .. math::

@@ -153,15 +153,23 @@ def test_a_model_takes_it():
 BROKEN = {
     'start': (
         lambda self, pair: jnp.zeros(3),
-        r'LastSteps.start returned .*, where a dict of arrays is due',
+        r'LastSteps.start, for W .etp_mm. and .*, returned .*; a dict of arrays is due',
     ),
     'step': (
         lambda self, pair, e, x, d, df: {'x': e['x'], 'q': e['q'][:1]},
-        r"LastSteps.step returned .*'q': \(1, .*, where .*'q': \(3, .* is due, for W",
+        r"LastSteps.step, for W .*, returned .*'q': \(1, .*, where .*'q': \(3, .* is due",
     ),
     'read': (
-        lambda self, pair, e, lam: {'wieght': jnp.zeros((IN, N))},
-        r"LastSteps.read returned .*'wieght'.*, where .* is due, for W",
+        lambda self, pair, e, lam: {'weight': jnp.zeros(N), 'bias': jnp.zeros(N)},
+        r"LastSteps.read, for W .*, returned .*'weight': \(4,\).*, where .* is due",
+    ),
+    'read, a weight': (
+        lambda self, pair, e, lam: {'weight': jnp.zeros((IN, N))},
+        r"LastSteps.read, for W .etp_mm. and .*left out \['bias'\].*pair.op.weight_avals, zeros",
+    ),
+    'read, a mistake': (
+        lambda self, pair, e, lam: e['missing'],
+        r"LastSteps.read, for W .*, raised KeyError: 'missing'",
     ),
 }
 
@@ -169,9 +177,43 @@ BROKEN = {
 @pytest.mark.parametrize('method', BROKEN)
 def test_what_does_not_fit_is_refused(method, monkeypatch):
     broken, message = BROKEN[method]
-    monkeypatch.setattr(LastSteps, method, broken)
+    monkeypatch.setattr(LastSteps, method.split(',')[0], broken)
     with pytest.raises(RuleContractError, match=message):
-        gradient(LastSteps())
+        online(lif, LastSteps()).init(PARAMS, CARRY, XS[0])
+
+
+class WithoutInput(LastSteps):
+    """The whole past of an op that has no input, which returns its weight."""
+
+    def start(self, pair):
+        if pair.op.x_aval is not None:
+            return super().start(pair)
+        return {'q': jnp.zeros((*pair.coords.shape, pair.group.num_state))}
+
+    def step(self, pair, e, x, d, df):
+        if x is not None:
+            return super().step(pair, e, x, d, df)
+        return {'q': jnp.einsum('...sr,...r->...s', d, e['q']) + df}
+
+    def read(self, pair, e, lam):
+        if pair.op.x_aval is not None:
+            return super().read(pair, e, lam)
+        return {'weight': (lam * e['q']).sum((0, -1))}
+
+
+def test_an_op_without_an_input_is_asked_for_with_none():
+    def leaky(params, h, x):
+        h = braintrace.element_wise(params['keep']) * h + braintrace.matmul(x, params['W'])
+        return h, h
+
+    params, found = {'keep': np.linspace(0.2, 0.9, N), 'W': PARAMS['W']}, []
+    for rule in WithoutInput(), rules.d_rtrl():
+        learner = online(leaky, rule)
+        state = learner.init(params, CARRY[0], XS[0])
+        found.append(learner.sequence_grad(loss)(params, state, XS, YS).grads)
+    assert_close(*found)
+    with pytest.raises(RuleContractError, match='LastSteps.start, for keep .*This op has no input'):
+        online(leaky, LastSteps()).init(params, CARRY[0], XS[0])
 
 
 def test_it_is_reverse_mode_with_cuts():

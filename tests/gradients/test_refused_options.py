@@ -68,7 +68,6 @@ REFUSED = [
     (delayed, 'write_every is 3; RTRL writes its trace'),
     (lambda: snap(0), r'n is 0; give an int >= 1 \(same_step\(\) is SnAp-0\)'),
     (lambda: snap(True), 'n is True'),
-    (lambda: snap(2, credit='half'), "credit is 'half'"),
     *((lambda k=k: d_rtrl().filtered(k), IN_RANGE) for k in (1.0, -0.1, True, 'slow', None)),
     (lambda: es_d_rtrl(0.9).filtered(0.9), 'ES_D_RTRL keeps no trace entry.*d_rtrl'),
     (lambda: rules.same_step().filtered(0.9), 'keeps no trace entry.*d_rtrl'),

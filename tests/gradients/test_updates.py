@@ -182,3 +182,19 @@ def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     whole = quick(learner.sequence_grad(case.loss, window=None))
     after = whole(case.params, first, xs, case.ys, reset=reset)[3]
     assert_close(after.trace, state.trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', RULES)
+def test_a_program_does_not_grow_with_the_steps_between_two_writes(rule):
+    """Each update between them is compiled by itself."""
+    case = models.case('leaky', steps=64)
+    learner, state = start(case, RULES[rule][0])
+    optimizer = optax.sgd(0.1)
+    given = case.params, optimizer.init(case.params), state, case.xs, case.ys
+
+    def lines(write_every):
+        run = learner.sequence_update(case.loss, optimizer, write_every=write_every)
+        return len(jax.jit(lambda *args: run(*args)).lower(*given).as_text().splitlines())
+
+    assert lines(64) == lines(8)

@@ -17,7 +17,7 @@ from tests.test_examples import load
 def test_a_million_steps_in_2000_chunks_grow_by_less_than_5_mb_after_the_first_100():
     learner, optimizer, carry0 = functional.online(cell, D_RTRL), optax.adam(1e-3), drawn(B, N)
     largest = lambda grads, state: jnp.abs(grads['w']).max()
-    update = learner.sequence_update(loss, optimizer, not_finite='skip', observe=largest)
+    update = learner.sequence_update(loss, optimizer, not_finite='reset', observe=largest)
     learn = jax.jit(update, donate_argnums=2)
     run = [params(), optimizer.init(params()), learner.init(params(), carry0, jnp.ones((B, I)))]
 

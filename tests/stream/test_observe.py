@@ -50,10 +50,21 @@ def test_it_stands_behind_the_counts_of_what_was_skipped():
     learner, (xs, ys) = functional.online(cell, D_RTRL), data()
     h = drawn(2, N)
     given = params(), OPTIMIZER.init(params()), learner.init(params(), h, xs[0])
-    learn = learner.sequence_update(loss, OPTIMIZER, not_finite='skip', observe=seen)
+    learn = learner.sequence_update(loss, OPTIMIZER, not_finite='reset', observe=seen)
     *_, skipped, shown = learn(*given, xs.at[2, 0].set(jnp.nan), ys, reset=(None, h))
-    assert skipped.tolist() == [1, 0] and shown['grad'].shape == (5,)
-    assert bool(jnp.isfinite(shown['grad']).all())
+    assert skipped.samples.tolist() == [1, 0] and shown['grad'].shape == (5,)
+    assert jnp.isfinite(shown['grad']).tolist() == [True, True, False, True, True]
+
+
+@pytest.mark.slow
+def test_a_row_is_kept_once_for_each_update_and_not_for_each_step():
+    learner, length = functional.online(cell, D_RTRL), 40
+    xs, ys = drawn(length, 2, 3), drawn(length, 2, 2)
+    given = params(), OPTIMIZER.init(params()), learner.init(params(), drawn(2, N), xs[0]), xs, ys
+    row = lambda grads, state: jnp.ones(1000) * norm(grads)
+    learn = learner.sequence_update(loss, OPTIMIZER, update_every=20, observe=row)
+    text = jax.jit(learn).lower(*given).as_text()
+    assert '2x1000x' in text and '20x1000x' not in text and '40x1000x' not in text
 
 
 def test_what_is_no_function_is_refused():
