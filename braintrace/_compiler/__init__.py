@@ -17,6 +17,7 @@ from .graph import (
     Route,
     readouts,
 )
+from .analysis.leaks import Leak, leaks
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
 from .policy import DEFAULT, Policy

@@ -11,6 +11,19 @@ from typing import NamedTuple
 
 STEP_ONLY = 'its gradient holds the current step only'
 WINDOWS = "exact windows (window=K, inside='exact'), which hold the history of K steps"
+LEAKS = (
+    '{path}: {states} leaks behind the weights, and what it remembers of {group} is in no trace: '
+    'most of the credit of earlier steps is lost'
+)
+UNFILTERED = (
+    "Take exact windows (inside='exact'), or let all outputs leak by one constant, for which there "
+    "are braintrace.nn.FilteredReadout and braintrace.rules.e_prop(kappa='auto')"
+)
+FILTERED = (
+    'Let it leak in front of its weights (braintrace.nn.FilteredReadout has the same outputs), '
+    "filter the traces with its leak (braintrace.rules.e_prop(kappa='auto')), or take exact "
+    "windows (inside='exact')"
+)
 UNMARKED = f'parameter {{path}} is not marked in {{name}}, so there {STEP_ONLY}:'
 
 
@@ -172,6 +185,22 @@ KINDS = {
         'made of old ones: what it owes to earlier steps has no gradient there. Keep each of these '
         'states in a leaf of the carry (a HiddenState) of its own',
         strict=True,
+    ),
+    'leaky-readout': Kind(
+        'warning',
+        f'{LEAKS}. {FILTERED}',
+        advice=f'{FILTERED}.',
+    ),
+    'leaky-readout:several': Kind(
+        'warning',
+        f'{LEAKS}. {UNFILTERED}',
+        advice=f'{UNFILTERED}.',
+    ),
+    'other-leak': Kind(
+        'warning',
+        '{path}: {reason} is left of {states} after a step, and the traces in front of it are '
+        'filtered by another kappa: they do not hold what it remembers. Give its leak, or '
+        "kappa='auto'",
     ),
     # ---- ops and weights without a trace ----
     'lost-relation': Kind(

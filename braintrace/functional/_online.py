@@ -177,7 +177,7 @@ class OnlineLearner:
                 tell_size(graph, self.rule)
             if self.policy.strict:
                 check_strict(graph)
-            tell_findings(graph, self._warned)
+            tell_findings(graph, self.rule, self._warned)
             self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
 

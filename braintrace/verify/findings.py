@@ -91,6 +91,7 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             ways = (group,) if group in cut.reaches else cut.reaches
             places.setdefault((group, ways), []).append(cut)
     members = {g.name: g.members for g in report.groups}
+    leaky = {found.path: found for found in report.graph.found('leaky-readout')}
     for (group, ways), cuts in places.items():
         mine = [
             rows[p]
@@ -110,11 +111,15 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             )
         elif ways:
             state = 'state' if sum(len(members[g]) for g in ways) == 1 else 'states'
-            yield (
-                f'The temporal path of {group} through the {state} of {others} is lost at '
-                f'{at}.{_shares(mine, ways)} '
+            advice = (
                 f'To lose less, let {others} forget sooner, let the loss see {group} directly, or '
                 "take exact windows (inside='exact')."
+            )
+            if readouts := [leaky[cut.op] for cut in cuts if cut.op in leaky]:
+                advice = readouts[0].row.advice
+            yield (
+                f'The temporal path of {group} through the {state} of {others} is lost at '
+                f'{at}.{_shares(mine, ways)} {advice}'
             )
         else:
             yield (
