@@ -13,7 +13,7 @@ STEP_ONLY = 'its gradient holds the current step only'
 WINDOWS = "exact windows (window=K, inside='exact'), which hold the history of K steps"
 LEAKS = (
     '{path}: {states} leaks behind the weights, and what it remembers of {group} is in no trace: '
-    'most of the credit of earlier steps is lost'
+    'earlier steps get no credit for it'
 )
 UNFILTERED = (
     "Take exact windows (inside='exact'), or let all outputs leak by one constant, for which there "
@@ -190,17 +190,20 @@ KINDS = {
         'warning',
         f'{LEAKS}. {FILTERED}',
         advice=f'{FILTERED}.',
+        strict=True,
     ),
     'leaky-readout:several': Kind(
         'warning',
         f'{LEAKS}. {UNFILTERED}',
         advice=f'{UNFILTERED}.',
+        strict=True,
     ),
-    'other-leak': Kind(
+    'leaky-readout:other': Kind(
         'warning',
-        '{path}: {reason} is left of {states} after a step, and the traces in front of it are '
-        'filtered by another kappa: they do not hold what it remembers. Give its leak, or '
-        "kappa='auto'",
+        '{path}: {share} of {states} is left after a step, and the traces in front of it are '
+        "filtered by another kappa, so they do not hold what it remembers. Give kappa='auto'",
+        advice="Give kappa='auto'.",
+        strict=True,
     ),
     # ---- ops and weights without a trace ----
     'lost-relation': Kind(

@@ -65,10 +65,10 @@ def with_filter(graph: ETraceGraph, kappa: float | str) -> ETraceGraph:
     made = made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
     others = [
         Diagnostic(
-            'other-leak',
+            'leaky-readout',
             leak.op.key,
             leak.op.where,
-            reason=f'{leak.share.mean():.4g}',
+            reason='other',
             states=(program.carry_names[leak.state],),
         )
         for leak in known
