@@ -2,6 +2,7 @@
 
 from .analyse import analyse, analyse_again, check_learnable
 from .analysis.findings import bent_on_the_way, find_findings, readers
+from .analysis.leaks import Leak, leaks
 from .analysis.pairs import DPass, read_positions
 from .equations import Loop, Remat, is_complex, is_inexact, moved_operands
 from .graph import (
@@ -17,7 +18,6 @@ from .graph import (
     Route,
     readouts,
 )
-from .analysis.leaks import Leak, leaks
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
 from .policy import DEFAULT, Policy

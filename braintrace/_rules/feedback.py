@@ -31,7 +31,8 @@ class View:
     """How a rule sees a step; by default as it was compiled.
 
     ``scope``: what a trace keeps beside its own position. ``kappa``: of the filter of what readouts
-    read, 0 for none, ``'auto'`` for the readouts' leak. ``feedback``: the weights through which errors go back, None for the ops' own.
+    read, 0 for none, ``'auto'`` for the readouts' leak. ``feedback``: the weights through which
+    errors go back, None for the ops' own.
     """
 
     scope: str = 'position'

@@ -150,8 +150,8 @@ class Rule(ABC):
         for each entry of the trace. A readout is an op that reads what other ops made and whose
         result no op reads, in the step or through a state. The factor ``1 - kappa`` of some papers
         belongs to the model's own readout. Exact for one hidden layer in front of a readout ``y^t =
-        kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. ``'auto'``: the leak of the
-        readouts, 0 where none leaks; a warning tells where another number is given than it. Raises
+        kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. ``'auto'`` is the leak of
+        the readouts, 0 where none leaks; a warning tells of another number than it. Raises
         :class:`braintrace.errors.OptionError` for a kappa outside [0, 1), for a rule that has no
         entry to filter, and when the step is compiled if no readout reads position by position what
         an op with a trace made, or ``'auto'`` finds no number that is the leak of all of them.

@@ -186,10 +186,10 @@ def e_prop(
 
     with z what the readouts read and y their results. ``kappa`` is the leak of the readout,
     ``exp(-dt / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
-    :class:`braintrace.nn.FilteredReadout`, which filters by itself; ``'auto'`` finds it. ``feedback``: ``'symmetric'``
-    (B is the readout's W), ``'random'``, ``'adaptive'``, or a :class:`braintrace.Feedback`. Memory
-    ``B * I * O * (S + 1)`` numbers for a dense op. Raises :class:`braintrace.errors.OptionError` as
-    the modifiers of a rule do.
+    :class:`braintrace.nn.FilteredReadout`, which filters by itself; ``'auto'`` finds it.
+    ``feedback``: ``'symmetric'`` (B is the readout's W), ``'random'``, ``'adaptive'``, or a
+    :class:`braintrace.Feedback`. Memory ``B * I * O * (S + 1)`` numbers for a dense op. Raises
+    :class:`braintrace.errors.OptionError` as the modifiers of a rule do.
 
     Source: Bellec et al. 2020, "A solution to the learning dilemma for recurrent networks of
     spiking neurons", Nat. Commun. 11:3625.

@@ -292,7 +292,10 @@ CHANGES = {  # a share that is left of the outputs, and whether it is told of as
     'of the input': (lambda p, c, x: jax.nn.sigmoid(x[:, :1]), False),
     'of a state': (lambda p, c, x: jax.nn.sigmoid(c['h'][:, :1]), False),
     'of itself': (lambda p, c, x: c['y'], False),
-    'through a scan': (lambda p, c, x: jax.lax.scan(lambda h, _: (h / 2, 0), 1.0, None, 3)[0], True),
+    'through a scan': (
+        lambda p, c, x: jax.lax.scan(lambda h, _: (h / 2, 0), 1.0, None, 3)[0],
+        True,
+    ),
 }
 
 
