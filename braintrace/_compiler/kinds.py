@@ -222,7 +222,8 @@ KINDS = {
     'input-dependent-weight': Kind(
         'warning',
         "{path}: the op's weight changes from step to step (it depends on an input or a state), so "
-        'it has no trace',
+        'it has no trace. Read an array that stays as it is, such as a mask, from a '
+        'brainstate.ParamState (functional: from params) through jax.lax.stop_gradient',
         strict=True,
     ),
     'input-dependent-weight:structure': Kind(
