@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from .._compiler import (
     Diagnostic,
@@ -72,7 +73,8 @@ def with_filter(graph: ETraceGraph, kappa: float | str) -> ETraceGraph:
             states=(program.carry_names[leak.state],),
         )
         for leak in known
-        if leak.share is not None and abs(leak.share - kappa).max() > NOTICED
+        if leak.share is not None
+        and abs(leak.share - kappa).max() > max(NOTICED, jnp.finfo(leak.share.dtype).eps)
     ]
     return replace(made, findings=(*made.findings, *others))
 

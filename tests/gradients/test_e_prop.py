@@ -311,6 +311,19 @@ def test_auto_needs_a_constant(name):
         compiled(rules.e_prop('auto'), leak)
 
 
+def test_a_leak_that_a_jit_traces_is_told_and_no_constant():
+    found = []
+
+    @jax.jit
+    def program(leak):
+        found.extend(compiled(rules.d_rtrl(), lambda *_: leak)[1])
+        with pytest.raises(OptionError, match="kappa is 'auto'"):
+            compiled(rules.e_prop('auto'), lambda *_: leak)
+
+    program(0.9)
+    assert re.search(f'{LOST}Take exact windows', *found)
+
+
 def test_auto_filters_nothing_where_no_readout_leaks():
     def last(params, h, x):
         h = LEAK * h + braintrace.matmul(x, params['in'])

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..equations import is_inexact
 from ..graph import ETraceGraph, OpUse, readouts
 from ..program import dataflow as flow
 from ..program.tracing import depends
+
+MOVES, UNKNOWN = 1, 2  # of a value that changes from step to step, or is made of parameters
 
 
 class Leak(NamedTuple):
@@ -27,9 +28,9 @@ class Leak(NamedTuple):
 
     @property
     def number(self) -> float | None:
-        """The share, if it is one number."""
+        """The share, if it is one real number."""
         found = () if self.share is None else np.unique(self.share)
-        return float(found[0]) if len(found) == 1 else None
+        return float(found[0].real) if len(found) == 1 and not found[0].imag else None
 
 
 def leaks(graph: ETraceGraph) -> Iterator[Leak]:
@@ -51,34 +52,47 @@ def _share(graph: ETraceGraph, c: int) -> tuple[bool, np.ndarray | None]:
     each step, and not zero; and its value, if it is made of constants.
     """
     program, old, new = graph.program, graph.program.carry[c], graph.program.new_carry[c]
+    equations = program.equations
     made = flow.slice_behind(program, [new], lambda i: i not in program.op_set)
     follows = flow.forward(program, {old: 1})
-    own = [program.equations[i] for i in made]
-    passed = [eqn for eqn in own if flow.union(follows, eqn.ins)]
-    plain = not any(eqn.loop or _jax.sub_jaxprs(eqn.params) for eqn in passed)
-    if not passed or not plain or not graph.mixing.keys().isdisjoint(made):
+    passed = {i for i in made if flow.union(follows, equations[i].ins)}
+    bodies = any(equations[i].loop or _jax.sub_jaxprs(equations[i].params) for i in passed)
+    if not passed or bodies or not graph.mixing.keys().isdisjoint(made):
         return False, None
-    known = {v for eqn in own for v in eqn.outs} | {old, *program.constants}
-    free = list(dict.fromkeys(v for eqn in own for v in eqn.ins if v not in known))
-    aval, avals = program.avals[old], [program.avals[v] for v in free]
-    if not is_inexact(aval):
-        return False, None
+    # what changes from step to step, and what else is not known before the first one
+    traced = (v for v, array in program.constants.items() if isinstance(array, _jax.Tracer))
+    start = dict.fromkeys((*program.params, *traced), UNKNOWN)
+    start |= dict.fromkeys((*program.carry, *program.inputs), MOVES)
+    facts = flow.forward(
+        program, start, lambda i, found: found | MOVES if equations[i].effects else found
+    )
+    # evaluated is what the old state passes and what is made of constants; the rest is given
+    own = [
+        equations[i]
+        for i in made
+        if i in passed
+        or not (equations[i].loop or equations[i].effects or flow.union(facts, equations[i].ins))
+    ]
+    results = {old, *(v for eqn in own for v in eqn.outs)}
+    read = list(dict.fromkeys(v for eqn in own for v in eqn.ins if v not in results))
+    known = {v: program.constants[v] for v in read if v in program.constants and not facts[v]}
+    given = [old, *(v for v in read if v not in known)]
 
-    def share(values, h):
+    def share(values):
         def step(h):
-            env = {**program.constants, **dict(zip(free, values, strict=True)), old: h}
+            env = {**known, **dict(zip(given, values, strict=True)), old: h}
             for eqn in own:
                 env.update(zip(eqn.outs, eqn.evaluate([env[v] for v in eqn.ins]), strict=True))
             return env[new]
 
-        return jax.vjp(step, h)[1](jnp.ones(aval.shape, aval.dtype))[0]
+        return jax.vjp(step, values[0])[1](jnp.ones_like(values[0]))[0]
 
-    moves = depends(lambda values: share(values[1:], values[0]), [aval, *avals])
-    if any(m for v, m in zip([old, *free], moves) if v not in program.params):
+    avals = [program.avals[v] for v in given]
+    needed = [facts[v] for v, needs in zip(given, depends(share, avals), strict=True) if needs]
+    if any(fact & MOVES for fact in needed):
         return False, None
-    if any(moves):
+    if needed:
         return True, None
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in avals]
     with jax.ensure_compile_time_eval():
-        found = np.asarray(share(zeros, jnp.zeros(aval.shape, aval.dtype)))
+        found = np.asarray(share([jnp.zeros(a.shape, a.dtype) for a in avals]))
     return bool(found.any()), found
