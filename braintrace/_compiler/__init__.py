@@ -2,6 +2,7 @@
 
 from .analyse import analyse, analyse_again, check_learnable
 from .analysis.findings import find_findings, readers
+from .analysis.leaks import Leak, leaks
 from .analysis.pairs import DPass, read_positions
 from .equations import Loop, Remat, is_complex, is_inexact, moved_operands
 from .graph import (
@@ -22,7 +23,15 @@ from .listing import listing
 from .policy import DEFAULT, Policy
 from .primitives import TABLE as PROPERTIES
 from .program.builder import Splicing
-from .program.dataflow import backward, forward, gradients, members, old_ancestors, reach
+from .program.dataflow import (
+    backward,
+    forward,
+    gradients,
+    key_counts,
+    members,
+    old_ancestors,
+    reach,
+)
 from .program.flatten import EXPANDED
 from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
 from .program.program import Program

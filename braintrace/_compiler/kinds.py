@@ -11,6 +11,19 @@ from typing import NamedTuple
 
 STEP_ONLY = 'its gradient holds the current step only'
 WINDOWS = "exact windows (window=K, inside='exact'), which hold the history of K steps"
+LEAKS = (
+    '{path}: {states} leaks behind the weights, and what it remembers of {group} is in no trace: '
+    'earlier steps get no credit for it'
+)
+UNFILTERED = (
+    "Take exact windows (inside='exact'), or let all outputs leak by one constant, for which there "
+    "are braintrace.nn.FilteredReadout and braintrace.rules.e_prop(kappa='auto')"
+)
+FILTERED = (
+    'Let it leak in front of its weights (braintrace.nn.FilteredReadout has the same outputs), '
+    "filter the traces with its leak (braintrace.rules.e_prop(kappa='auto')), or take exact "
+    "windows (inside='exact')"
+)
 UNMARKED = f'parameter {{path}} is not marked in {{name}}, so there {STEP_ONLY}:'
 
 
@@ -181,6 +194,25 @@ KINDS = {
         'states in a leaf of the carry (a HiddenState) of its own',
         strict=True,
     ),
+    'leaky-readout': Kind(
+        'warning',
+        f'{LEAKS}. {FILTERED}',
+        advice=f'{FILTERED}.',
+        strict=True,
+    ),
+    'leaky-readout:several': Kind(
+        'warning',
+        f'{LEAKS}. {UNFILTERED}',
+        advice=f'{UNFILTERED}.',
+        strict=True,
+    ),
+    'leaky-readout:other': Kind(
+        'warning',
+        '{path}: {share} of {states} is left after a step, and the traces in front of it are '
+        "filtered by another kappa, so they do not hold what it remembers. Give kappa='auto'",
+        advice="Give kappa='auto'.",
+        strict=True,
+    ),
     # ---- ops and weights without a trace ----
     'lost-relation': Kind(
         'warning',
@@ -198,7 +230,8 @@ KINDS = {
     'input-dependent-weight': Kind(
         'warning',
         "{path}: the op's weight changes from step to step (it depends on an input or a state), so "
-        'it has no trace',
+        'it has no trace. Read an array that stays as it is, such as a mask, from a '
+        'brainstate.ParamState (functional: from params) through jax.lax.stop_gradient',
         strict=True,
     ),
     'input-dependent-weight:structure': Kind(

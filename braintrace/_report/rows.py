@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from .._compiler import WINDOWS, Diagnostic, ETraceGraph, OpUse
+from .._compiler import WINDOWS, Diagnostic, ETraceGraph, OpUse, leaks
 
 # warnings and errors ------------------------------------------------------------------------------
 #
@@ -77,6 +77,9 @@ def _words(graph: ETraceGraph, found: Diagnostic) -> dict[str, str]:
     if found.kind == 'lost-relation' and op is not None:
         shape = next(g.shape for g in graph.hidden_groups if g.name == found.group)
         words |= {'y': str(list(op.y_aval.shape)), 'shape': str(list(shape))}
+    if found.kind == 'leaky-readout':
+        shares = [leak.share for leak in leaks(graph) if leak.op.key == found.path]
+        words['share'] = ', '.join(f'{s.mean():.4g}' for s in shares if s is not None)
     if found.kind == 'partial-trace':
         own = [d for d in graph.found('use') if d.path == found.path and d.reason]
         words['uses'] = ' and '.join(dict.fromkeys(message(graph, use) for use in own))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, OpUse, is_inexact, readouts
+from .._compiler import ETraceGraph, OpUse, is_inexact, leaks, readouts
 from ..errors import OptionError
 
 # views --------------------------------------------------------------------------------------------
@@ -31,11 +31,12 @@ class View:
     """How a rule sees a step; by default as it was compiled.
 
     ``scope``: what a trace keeps beside its own position. ``kappa``: of the filter of what readouts
-    read, 0 for none. ``feedback``: the weights through which errors go back, None for the ops' own.
+    read, 0 for none, ``'auto'`` for the readouts' leak. ``feedback``: the weights through which
+    errors go back, None for the ops' own.
     """
 
     scope: str = 'position'
-    kappa: float = 0.0
+    kappa: float | str = 0.0
     feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
@@ -45,12 +46,19 @@ class View:
                 graph = VIEWS[field.name](graph, getattr(self, field.name))
         return graph if self.feedback is None or graph.feedback else self.feedback.of(graph)
 
+    def kappa_in(self, graph: ETraceGraph) -> float:
+        """``kappa`` in numbers, of a step in this view."""
+        if not isinstance(self.kappa, str):
+            return self.kappa
+        numbers = [leak.number for leak in leaks(graph)] if graph.program.virtual else []
+        return next((number for number in numbers if number is not None), 0.0)
+
     def notes(self, graph: ETraceGraph) -> list[str]:
         """What of this view changes gradients, in phrases for the report of a step in this view."""
         program, found = graph.program, []
-        if self.kappa:
+        if kappa := self.kappa_in(graph):
             places = ', '.join(program.carry_keys[c][-1] for c in program.virtual_states)
-            found.append(f'kappa {self.kappa:g} at {places}')
+            found.append(f'kappa {kappa:g} at {places}')
         if graph.feedback:
             places = ', '.join(graph.feedback)
             found.append(f'the error reaches h through B in place of W at {places}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 
 import jax
 import numpy as np
@@ -141,7 +141,7 @@ class Rule(ABC):
         return self._seeing('feedback', feedback)
 
     @final
-    def filtered(self, kappa: float) -> Self:
+    def filtered(self, kappa: float | Literal['auto']) -> Self:
         """This rule, in which readouts read through a filter: it counts each x that a readout read
         k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
 
@@ -150,25 +150,30 @@ class Rule(ABC):
         for each entry of the trace. A readout is an op that reads what other ops made and whose
         result no op reads, in the step or through a state. The factor ``1 - kappa`` of some papers
         belongs to the model's own readout. Exact for one hidden layer in front of a readout ``y^t =
-        kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. Raises
+        kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. ``'auto'`` is the leak of
+        the readouts, 0 where none leaks; a warning tells of another number than it. Raises
         :class:`braintrace.errors.OptionError` for a kappa outside [0, 1), for a rule that has no
         entry to filter, and when the step is compiled if no readout reads position by position what
-        an op with a trace made.
+        an op with a trace made, or ``'auto'`` finds no number that is the leak of all of them.
 
         >>> import braintrace
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
         0.9
         """
         number = isinstance(kappa, Real) and not isinstance(kappa, bool)
-        if not (number and 0 <= kappa < 1):
-            raise OptionError(f'kappa is {kappa!r}; give a number in [0, 1), 0 for no filter.')
+        if kappa != 'auto' and not (number and 0 <= kappa < 1):
+            raise OptionError(
+                f"kappa is {kappa!r}; give a number in [0, 1), 0 for no filter, or 'auto', the "
+                "readouts' leak."
+            )
         if kappa and not self.filters:
             raise OptionError(
                 f'{self.name} keeps no trace entry that a filter could lengthen, so it has no '
                 'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
                 'filter in the model (braintrace.nn.FilteredReadout).'
             )
-        return self._seeing('kappa', float(kappa)) if kappa or self.filters else self
+        value = kappa if kappa == 'auto' else float(kappa)
+        return self._seeing('kappa', value) if kappa or self.filters else self
 
     def _seeing(self, name: str, value) -> Self:
         """This rule, with another value of its view."""

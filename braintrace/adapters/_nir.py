@@ -99,7 +99,8 @@ def to_nir(graph, params):
     ``graph``: the ``nir.NIRGraph`` that :func:`from_nir` took, or ``cell.graph``, or its path; it
     is not changed. ``params``: a dict node -> name -> array, as ``from_nir`` returns and training
     changes it. Names, edges, metadata, and the dtype of each array stay as they are, and so do
-    arrays that params does not have and entries that it has unchanged.
+    arrays that params does not have and entries that it has unchanged. A single number of the
+    graph becomes an array where it, or another number of its node, was learned for each element.
 
     Raises :class:`braintrace.errors.StructureError` for params that do not fit the graph.
 
@@ -126,6 +127,8 @@ def to_nir(graph, params):
         new = copy.deepcopy(node)  # each by itself: one object may stand at two names
         for what, value in params.get(path, {}).items():
             setattr(new, what, _written(f'{path}/{what}', getattr(node, what), np.asarray(value)))
+        if params.get(path) and type(node).__name__ not in WEIGHTS:
+            _spread(new)
         return new
 
     return written(graph, '')
@@ -143,6 +146,18 @@ def _written(path, old, value):
             'them, or give a graph in which it is of floats.'
         )
     return np.where(old.astype(value.dtype) == value, old, new)
+
+
+def _spread(node) -> None:
+    """Single numbers of a node beside arrays for each element, which NIR asks for of all or none:
+    as such arrays.
+    """
+    own = {what: np.asarray(getattr(node, what)) for what in ARRAYS[type(node).__name__]}
+    shape = max((a.shape for a in own.values()), key=lambda shape: (math.prod(shape), len(shape)))
+    for what, array in own.items():
+        if array.size == 1:
+            setattr(node, what, np.full(shape, array.ravel()[0]))
+    node.__post_init__()  # what it says of its shape
 
 
 def _shapes(params) -> dict[str, tuple]:

@@ -19,14 +19,18 @@ def from_nnx(model, *inputs, carry=None) -> tuple[Callable, Any, Any]:
 
     ``inputs``: those of one step, arrays or their ``jax.ShapeDtypeStruct``, with or without a
     batch. ``carry``: the state before the first step, by default
-    ``model.initialize_carry(inputs[0].shape, nnx.Rngs(0))``. Where a step changes variables of the
-    model (counters of dropout, running means), they are carried too: the carry is then
-    ``(carry, variables)``.
+    ``model.initialize_carry(inputs[0].shape, nnx.Rngs(0))``, of an ``nnx.RNN`` with its own
+    ``rngs``. Where a step changes variables of the model (counters of dropout, running means), they
+    are carried too: the carry is then ``(carry, variables)``.
+
+    How an ``nnx.RNN`` lays out and unrolls a sequence is no matter of a step. Where it reads from
+    the end, gives each step weights of its own, or all steps the same random numbers, it is no loop
+    over its cell and is refused, as ``nnx.Bidirectional`` is.
 
     ``params`` is the ``nnx.State`` of the ``nnx.Param``, and so are gradients: ``nnx.update(model,
-    params)`` puts them back. Raises :class:`braintrace.errors.OptionError` for another object or an
-    unknown carry, :class:`braintrace.errors.CompileError` where the call fails or writes
-    parameters, :class:`braintrace.errors.StructureError` where it returns no pair.
+    params)`` puts them back. Raises :class:`braintrace.errors.OptionError` for another object, such
+    a loop, or an unknown carry, :class:`braintrace.errors.CompileError` where the call fails or
+    writes parameters, :class:`braintrace.errors.StructureError` where it returns no pair.
 
     >>> import braintrace, jax.numpy as jnp
     >>> from flax import nnx
@@ -44,11 +48,11 @@ def from_nnx(model, *inputs, carry=None) -> tuple[Callable, Any, Any]:
     if not isinstance(model, nnx.Module) or not callable(model):
         raise OptionError(f'model is {type(model).__name__}; give a Flax NNX module with __call__.')
     check_inputs(inputs)
-    model = model.cell if isinstance(model, nnx.RNN) else model
+    model, rngs = _one_step(nnx, model)
     if carry is None:
         if not hasattr(model, 'initialize_carry'):
             raise missing_carry(model, 'it has no method initialize_carry')
-        carry = model.initialize_carry(jax.tree.leaves(inputs)[0].shape, nnx.Rngs(0))
+        carry = model.initialize_carry(jax.tree.leaves(inputs)[0].shape, rngs)
 
     def in_changed(path, variable):
         return path in changed
@@ -65,6 +69,36 @@ def from_nnx(model, *inputs, carry=None) -> tuple[Callable, Any, Any]:
         return outputs, (carry, variables) if changed else carry
 
     return cell, params, (carry, moving) if changed else carry
+
+
+def _one_step(nnx, model) -> tuple:
+    """The cell of an ``nnx.RNN``, another module itself, and the keys of its first carry."""
+    if isinstance(model, nnx.Bidirectional):
+        raise OptionError(
+            'nnx.Bidirectional reads a sequence from its end too, and a learner that goes on with '
+            'each step has not seen the end. Adapt a cell that reads forward: '
+            'model.forward_rnn.cell.'
+        )
+    if not isinstance(model, nnx.RNN):
+        return model, nnx.Rngs(0)
+    why = None
+    if model.reverse:
+        why = 'reverse=True: it reads a sequence from its end'
+    elif model.broadcast_rngs not in (None, False, ()):
+        why = 'broadcast_rngs: all its steps draw the same random numbers'
+    elif any(  # parameters are constant in any case
+        axis is not nnx.Carry and (which, axis) != (nnx.Param, None)
+        for which, axis in model.state_axes.items()
+    ):
+        why = 'state_axes by which variables are not handed from step to step'
+    elif type(model).__call__ is not nnx.RNN.__call__:
+        why = 'a __call__ of its own'
+    if why is not None:
+        raise OptionError(
+            f'{type(model).__name__} has {why}. Steps of its cell, one after another, do something '
+            'else; if you want these, give model.cell.'
+        )
+    return model.cell, nnx.Rngs(0) if model.rngs is None else nnx.clone(model.rngs)
 
 
 def _changed(nnx, model, carry, inputs: tuple) -> set:

@@ -9,9 +9,12 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from .._compiler import (
+    Diagnostic,
     ETraceGraph,
+    Leak,
     MustSplit,
     OpUse,
     Program,
@@ -19,20 +22,22 @@ from .._compiler import (
     analyse_again,
     backward,
     gradients,
+    leaks,
     moved_operands,
     readouts,
 )
 from .._rules import VIEWS
 from ..errors import OptionError
 
+NOTICED = 1e-3  # between kappa and a leak
 FILTER = '(filter)'  # the first part of the name of a filter's state
 
 
-def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
+def with_filter(graph: ETraceGraph, kappa: float | str) -> ETraceGraph:
     """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x -
     stop(x)) + kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as
     often as a readout that leaks with ``kappa`` remembers it. With ``kappa`` 0, and where there are
-    such states already, the step itself.
+    such states already, the step itself; ``'auto'``: the leak of the readouts.
 
     An x that is put together of several values has a filter for each of them.
     """
@@ -43,6 +48,11 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     ahead = backward(program, dict.fromkeys(program.new_states, 1), gradients(program))
     found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
     reading = [(op, x) for op, x in found if ahead[op.y]]
+    auto, known = kappa == 'auto', list(leaks(graph))
+    if isinstance(kappa, str):
+        if not reading:
+            return graph
+        kappa = _the_leak(reading, known)
     every = dict.fromkeys(v for _, x in reading for v in _pieces(program, x))
     made = _filtered(graph, kappa, reading, every)
     # a value that no traced op reaches position by position needs no filter
@@ -50,8 +60,38 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     states = range(len(program.carry), len(made.program.carry))
     needed = [v for c, v in zip(states, every, strict=True) if c in traced]
     if not needed:
+        if auto:
+            return graph
         raise OptionError(_nothing_to_filter(graph, kappa))
-    return made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
+    made = made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
+    others = [
+        Diagnostic(
+            'leaky-readout',
+            leak.op.key,
+            leak.op.where,
+            reason='other',
+            states=(program.carry_names[leak.state],),
+        )
+        for leak in known
+        if leak.share is not None
+        and abs(leak.share - kappa).max() > max(NOTICED, jnp.finfo(leak.share.dtype).eps)
+    ]
+    return replace(made, findings=(*made.findings, *others))
+
+
+def _the_leak(reading: Sequence[tuple[OpUse, int]], known: Sequence[Leak]) -> float:
+    """The number that is the leak of every readout."""
+    leak_of = {leak.op.key: leak.number for leak in known}
+    numbers = {leak_of.get(op.key) for op, _ in reading}
+    found = numbers.pop()
+    if numbers or found is None:
+        lines = [f'{op.key} ({op.where}): {leak_of.get(op.key)}' for op, _ in reading]
+        raise OptionError(
+            "kappa is 'auto', and there is no number that is the leak of every readout: "
+            f'{"; ".join(lines)}. Give a number, let the readouts leak in front of their weights '
+            "(braintrace.nn.FilteredReadout), or take exact windows (inside='exact')."
+        )
+    return found
 
 
 def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
+from .._compiler import ETraceGraph, abstract, is_inexact, key_counts, param_name, path_name
 from .._executor import (
     Executor,
     Factors,
@@ -132,7 +132,13 @@ class Compiled:
 
     def state(self, carry, trace: dict, t: jax.Array) -> OnlineState:
         """The state of a learner, with what is known of its arrays."""
-        return OnlineState(carry, trace, t, *self.lane_paths, self.program.raw_keys)
+        random = self.program.raw_keys, self.key_counts
+        return OnlineState(carry, trace, t, *self.lane_paths, *random)
+
+    @cached_property
+    def key_counts(self) -> frozenset[tuple[str, ...]]:
+        """``key_counts`` of the learner's states (see :class:`OnlineState`)."""
+        return key_counts(self.program)
 
     @cached_property
     def state_signature(self) -> tuple:
@@ -143,7 +149,7 @@ class Compiled:
         """The leaves of the carry, the hidden leaves of any dtype put back in flagged lanes."""
         program, laned = self.program, self.graph.laned
         leaves = enumerate(zip(program.leaf_keys, carry, strict=True))
-        stays = goes_on(hidden, program.raw_keys)
+        stays = goes_on(hidden, program.raw_keys | self.key_counts)
         put = [leaf for leaf, (key, x) in leaves if not stays(key, x)]
         new, start = program.apart(carry), program.apart(fresh)
         for c in (c for leaf in put for c in program.pieces(leaf)):

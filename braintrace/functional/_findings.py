@@ -20,13 +20,14 @@ from ._state import flatten_paths
 LARGE = 2**30  # bytes of a trace of which a user is told
 
 
-def tell_findings(graph: ETraceGraph, warned: set) -> None:
+def tell_findings(graph: ETraceGraph, rule: Rule | None, warned: set) -> None:
     """One warning for each thing that the user can mend and has not been told, at the line that
-    compiles.
+    compiles; without traces nothing is lost behind a readout.
     """
+    silent = () if rule is not None and rule.remembers else ('leaky-readout',)
     for found in graph.diagnostics:
         key = (found.kind, found.path, found.location)
-        if found.level == 'warning' and key not in warned:
+        if found.level == 'warning' and found.kind not in silent and key not in warned:
             tell(f'{placed(message(graph, found), found.location)}.')
             warned.add(key)
 

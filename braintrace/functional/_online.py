@@ -177,7 +177,7 @@ class OnlineLearner:
                 tell_size(graph, self.rule)
             if self.policy.strict:
                 check_strict(graph)
-            tell_findings(graph, self._warned)
+            tell_findings(graph, self.rule, self._warned)
             self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
 
@@ -695,7 +695,8 @@ def online(
         dtype are learned. By default all.
     hidden : function
         ``(path, leaf) -> bool``: which leaves of the carry are traced, where their dtype is
-        inexact, and put back by a reset. By default all but PRNG keys.
+        inexact, and put back by a reset. By default all but PRNG keys, and counters that are folded
+        into them.
     strict : bool
         Makes the policy strict: every lost path is an error.
     policy : Policy

@@ -32,6 +32,8 @@ class OnlineState:
     - ``lane_axes`` (static): path and axis of each array of the carry whose lanes are another axis
     - ``raw_keys`` (static): the paths in the carry of integers that the step takes for PRNG keys,
       as ``jax.random.PRNGKey`` makes them
+    - ``key_counts`` (static): the paths in the carry of integers that the step folds into PRNG
+      keys, and reads for nothing else
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -47,6 +49,7 @@ class OnlineState:
     laned: frozenset[str] = field(default=frozenset(), metadata={'static': True})
     lane_axes: tuple[tuple[str, int], ...] = field(default=(), metadata={'static': True})
     raw_keys: frozenset[tuple[str, ...]] = field(default=frozenset(), metadata={'static': True})
+    key_counts: frozenset[tuple[str, ...]] = field(default=frozenset(), metadata={'static': True})
 
     def replace(self, **changes) -> OnlineState:
         """A copy with some fields changed."""
@@ -105,11 +108,11 @@ def no_key(path, leaf) -> bool:
     return not is_key(leaf)
 
 
-def goes_on(hidden: Callable, raw_keys: frozenset) -> Callable:
-    """``(path, leaf) -> bool``: whether a reset leaves a leaf as it is; by default a key that is
-    made of integers does so too.
+def goes_on(hidden: Callable, random: frozenset) -> Callable:
+    """``(path, leaf) -> bool``: whether a reset leaves a leaf as it is; by default the integers at
+    the paths ``random``, which are keys or count keys, do so too.
     """
-    return lambda path, leaf: not hidden(path, leaf) or (hidden is no_key and path in raw_keys)
+    return lambda path, leaf: not hidden(path, leaf) or (hidden is no_key and path in random)
 
 
 def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
@@ -124,7 +127,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         The lanes that start anew.
     hidden : function
         ``(path, leaf) -> bool``; by default all leaves but PRNG keys, which go on, also those that
-        :func:`jax.random.PRNGKey` makes.
+        :func:`jax.random.PRNGKey` makes, and counters that are folded into keys.
 
     Raises
     ------
@@ -152,7 +155,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
             f'{shapes}.{indices}'
         )
     check_carry0(state.carry, carry0)
-    stays = goes_on(hidden, state.raw_keys)
+    stays = goes_on(hidden, state.raw_keys | state.key_counts)
 
     def leaf(path, x, fresh):
         key = path_key(path)

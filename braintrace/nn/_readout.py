@@ -108,8 +108,8 @@ class LeakyRateReadout(RecurrentLayer):
 
     Its filter stands behind its weights, so the layer in front reaches later losses only through
     the step at hand: what r remembers of that layer is in no trace of the layer's parameters, and
-    the report says so. :class:`FilteredReadout` has the same outputs and keeps this history. The
-    gradient of W is exact.
+    a warning says so. :class:`FilteredReadout` has the same outputs and keeps this history, and so
+    does ``braintrace.rules.e_prop('auto')``. The gradient of W is exact.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
     }
     program = graph.program
     return Topology(
-        _algorithm(learner.rule),
+        _algorithm(learner.rule, graph),
         topology,
         tuple(program.param_names),
         tuple('/'.join(key) or 'carry' for key in program.leaf_keys),
@@ -188,14 +188,14 @@ def _positions(relation, graph) -> dict[str, list[int] | None]:
     return found
 
 
-def _algorithm(rule) -> dict:
+def _algorithm(rule, graph) -> dict:
     decays = getattr(rule, 'decays', (None, None))
     return {
         'name': rule.name,
         'credit': rule.credit,
         'decay_x': decays[0],
         'decay_f': decays[1],
-        'kappa': rule.view.kappa,
+        'kappa': rule.view.kappa_in(graph),
         'feedback': None,
     }
 

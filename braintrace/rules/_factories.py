@@ -174,7 +174,7 @@ def same_step() -> Rule:
 
 @public('braintrace.rules.e_prop')
 def e_prop(
-    kappa: float = 0.0,
+    kappa: float | Literal['auto'] = 0.0,
     feedback: Literal['symmetric', 'random', 'adaptive'] | Feedback = 'symmetric',
 ) -> Rule:
     r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
@@ -185,11 +185,11 @@ def e_prop(
         \frac{dL}{dw} \approx \sum_t B^\top \frac{dL^t}{dy^t} \cdot \bar e^t
 
     with z what the readouts read and y their results. ``kappa`` is the leak of the readout,
-    ``exp(-1 / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
-    :class:`braintrace.nn.FilteredReadout`, which filters by itself. ``feedback``: ``'symmetric'``
-    (B is the readout's W), ``'random'``, ``'adaptive'``, or a :class:`braintrace.Feedback`. Memory
-    ``B * I * O * (S + 1)`` numbers for a dense op. Raises :class:`braintrace.errors.OptionError` as
-    the modifiers of a rule do.
+    ``exp(-dt / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
+    :class:`braintrace.nn.FilteredReadout`, which filters by itself; ``'auto'`` finds it.
+    ``feedback``: ``'symmetric'`` (B is the readout's W), ``'random'``, ``'adaptive'``, or a
+    :class:`braintrace.Feedback`. Memory ``B * I * O * (S + 1)`` numbers for a dense op. Raises
+    :class:`braintrace.errors.OptionError` as the modifiers of a rule do.
 
     Source: Bellec et al. 2020, "A solution to the learning dilemma for recurrent networks of
     spiking neurons", Nat. Commun. 11:3625.

@@ -17,6 +17,7 @@ from .._rules import Rule
 from .._signatures import public
 from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
+from ..functional import OnlineLearner
 from ._loop import Loop
 from ._models import made
 from ._task import Task, check_draw, check_real, check_whole
@@ -211,17 +212,19 @@ def run(
         scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
     updates = -(-done // loop.unit)
     costs = loop.seconds, loop.compile_seconds, loop.memory
-    method = _method(rule, options)
+    method = _method(learner, options)
     return Run(task, method, seeds, at.params, losses, scores, updates, tuple(seen), *costs)
 
 
-def _method(rule: Rule | None, options: Options) -> str:
+def _method(learner: OnlineLearner, options: Options) -> str:
     """The way to a gradient in words."""
-    window, every = options.window, options.every
+    rule, window, every = learner.rule, options.window, options.every
     if rule is None:
         return 'BPTT' if window is None else f'truncated BPTT, {window}'
     given = ''.join(repr(rule).partition('(')[1:]).replace('()', '')
     words = [f'{rule.name}{given}']
+    if rule.traces and not learner.graph.hidden_param_op_relations:
+        words.append('no weight has a trace')
     words += [] if window is None else [f'exact windows of {window}']
     words += [] if every is None else [f'an update each {every} steps']
     return ', '.join(words)

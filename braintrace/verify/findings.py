@@ -72,7 +72,7 @@ def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
             ((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED),
             reverse=True,
         )
-        where = ', '.join(f'{100 * share:.0f} % in {group}' for share, group in lost)
+        where = ', '.join(f'{100 * share:.0f} % in {_shown(group)}' for share, group in lost)
         dropped = f'; dropped of the {HISTORY}: {where}' if where else ''
         texts.append(f'{row.path} ({_quality(row)}{dropped})')
     if texts:
@@ -91,6 +91,7 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             ways = (group,) if group in cut.reaches else cut.reaches
             places.setdefault((group, ways), []).append(cut)
     members = {g.name: g.members for g in report.groups}
+    leaky = {found.path: found for found in report.graph.found('leaky-readout')}
     for (group, ways), cuts in places.items():
         mine = [
             rows[p]
@@ -99,28 +100,38 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             for paths in rel.parameters.values()
             for p in paths
         ]
-        at, others = _places(cuts), ' and '.join(ways)
+        at, here, others = _places(cuts), _shown(group), ' and '.join(map(_shown, ways))
         if not mine:
             continue
         if ways == (group,):
             yield (
-                f'Units of {group} read each other at {at}; a trace holds what each unit remembers '
+                f'Units of {here} read each other at {at}; a trace holds what each unit remembers '
                 f'by itself only.{_shares(mine, ways)} To lose nothing there, let each unit read '
                 f'only itself from step to step{"" if group in spiking else ", as in MinGRUCell"}.'
             )
         elif ways:
             state = 'state' if sum(len(members[g]) for g in ways) == 1 else 'states'
+            advice = (
+                f'To lose less, let {others} forget sooner, let the loss see {here} directly, '
+                "or take exact windows (inside='exact')."
+            )
+            if readouts := [leaky[cut.op] for cut in cuts if cut.op in leaky]:
+                advice = readouts[0].row.advice
             yield (
-                f'The temporal path of {group} through the {state} of {others} is lost at '
-                f'{at}.{_shares(mine, ways)} '
-                f'To lose less, let {others} forget sooner, let the loss see {group} directly, or '
-                "take exact windows (inside='exact')."
+                f'The temporal path of {here} through the {state} of {others} is lost at '
+                f'{at}.{_shares(mine, ways)} {advice}'
             )
         else:
             yield (
-                f'What {group} sends to later steps through {at} is in no trace. Make what carries '
+                f'What {here} sends to later steps through {at} is in no trace. Make what carries '
                 'it a hidden state of its shape.'
             )
+
+
+def _shown(group: str) -> str:
+    """The name of a group, which is that of its states; of many the first one's."""
+    first, *others = group.split(',')
+    return group if len(others) < 3 else f'{first} and {len(others)} more states'
 
 
 def _places(cuts: list) -> str:
@@ -210,7 +221,7 @@ def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
         for kind, share in (('silent', a.silent), ('saturated', a.saturated)):
             if share > IDLE:
                 shown, advice = SHOWN[a.shown_by, kind]
-                units = f'{100 * share:.0f} % of the units of {a.group}'
+                units = f'{100 * share:.0f} % of the units of {_shown(a.group)}'
                 yield f'{units} are {kind} ({shown}): {advice}.'
 
 
@@ -225,10 +236,10 @@ def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
         return ''
     most, *_, least = sorted(shares, key=lambda p: -shares[p]) * 2
     if len(shares) > 2:
-        return (
-            f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the {HISTORY}, '
-            f'most for {most}.'
-        )
+        low, high = (f'{shares[path]:.0f}' for path in (least, most))
+        if low == high:
+            return f' Dropped there: {high} % of the {HISTORY}, of each parameter.'
+        return f' Dropped there: {low} to {high} % of the {HISTORY}, most for {most}.'
     each = ', '.join(f'{share:.0f} % for {path}' for path, share in shares.items())
     return f' Dropped there of the {HISTORY}: {each}.'
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import adapters
+from braintrace import adapters, functional, rules
 from tests.adapters.cells import INPUTS, UNITS, learned
 from tests.adapters.plain import loss
 from tests.compare import assert_close
@@ -105,6 +105,32 @@ def test_variables_of_nnx_that_a_step_writes_are_carried(xs):
     assert jax.tree.leaves(moved) == [1]
     assert_close(first, again)
     assert not np.allclose(first, other)
+
+
+@pytest.mark.slow
+def test_samples_of_an_nnx_model_with_dropout_start_anew(xs, ys):
+    nnx = pytest.importorskip('flax.nnx')
+    model, start = nnx_net(nnx, rate=0.5)
+    cell, params, carry = adapters.from_nnx(model, xs[0], carry=start)
+    flags = np.array([[False, False], [True, False], [False, True]])
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(params, carry, xs[0])
+    gradient = learner.sequence_grad(loss, T, inside='exact', reduction='sum')
+    got = jax.jit(gradient)(params, state, xs, ys, reset=(flags, carry))
+
+    def total(params):
+        hidden, random = carry
+        losses = []
+        for x, y, flag in zip(xs, ys, flags):
+            hidden = jax.tree.map(lambda h: jnp.where(flag[:, None], 0, h), hidden)
+            out, (hidden, random) = cell(params, (hidden, random), x)
+            losses.append(loss(out, y))
+        return jnp.stack(losses).sum(), (losses, random)
+
+    want, (losses, random) = jax.grad(total, has_aux=True)(params)
+    assert_close(jax.tree.leaves(got.grads), jax.tree.leaves(want))
+    assert_close(got.losses, jnp.stack(losses))
+    assert jax.tree.leaves(got.state.carry[1]) == jax.tree.leaves(random) == [T]
 
 
 def test_of_an_nnx_rnn_its_cell_is_taken(xs):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from braintrace import adapters, functional, rules, verify
+from braintrace.adapters._nir_graph import ARRAYS, KNOWN, NEURONS
 from braintrace.errors import BraintraceWarning, OptionError, StructureError, UntracedParameterError
 from tests.adapters.nir_reference import DT, Drawn, flattened, simulated
 from tests.compare import assert_close, errors
@@ -338,12 +339,51 @@ def test_what_is_written_and_read_again_gives_the_same_outputs_bit_by_bit(tmp_pa
     assert want.any() and (got == want).all()
 
 
+SINGLE = {kind: lif((1,), getattr(nir, kind)) for kind in NEURONS} | {
+    'Affine': nir.Affine(np.eye(3), full(0.1, 1)),
+    'Scale': nir.Scale(full(2.0, 1)),
+    'Threshold': nir.Threshold(full(0.1, 1)),
+}
+
+
+@pytest.mark.filterwarnings('ignore:the NIR graph has a single number')
+@pytest.mark.parametrize('kind', SINGLE)
+def test_of_single_numbers_each_may_learn_alone_and_is_read_again(kind, tmp_path):
+    graph = graph_of([3], [3], 'input w n output', w=affine(3, 3), n=SINGLE[kind])
+    options, x = dict(dt=DT, reset='zero'), jnp.ones(3)
+    for name in ARRAYS[kind]:
+        cell, params, _ = adapters.from_nir(graph, learn=name, **options)
+        params['n'][name] *= jnp.array([1.0, 1.1, 1.2])
+        nir.write(tmp_path / 'a.nir', adapters.to_nir(graph, params))
+        for read in (tmp_path / 'a.nir', nir.read(tmp_path / 'a.nir')):
+            again, got, start = adapters.from_nir(read, learn=name, **options)
+            assert_close(got, params)
+            assert_close(again(got, start, x), cell(params, start, x))
+
+
 def test_two_names_of_one_node_get_numbers_of_their_own():
     shared = nir.Linear(np.eye(3, dtype=np.float32))
     graph = graph_of([3], [3], 'input one two output', one=shared, two=shared)
     new = adapters.to_nir(graph, {'one': {'weight': jnp.zeros((3, 3))}})
     assert not new.nodes['one'].weight.any() and new.nodes['one'].weight.dtype == np.float32
     assert (new.nodes['two'].weight == np.eye(3)).all() and (shared.weight == np.eye(3)).all()
+
+
+# every field of a node is an array of the table, or is read by its layer's formula
+FIELDS = {
+    'AvgPool2d': 'kernel_size stride padding',
+    'SumPool2d': 'kernel_size stride padding',
+    'Conv1d': 'input_shape stride padding dilation groups',
+    'Conv2d': 'input_shape stride padding dilation groups',
+    'Flatten': 'start_dim end_dim',
+}
+
+
+@pytest.mark.parametrize('kind', KNOWN)
+def test_no_field_of_a_node_is_left_out(kind):
+    fields = getattr(nir, kind).__dataclass_fields__.keys()
+    known = {*ARRAYS.get(kind, ()), *FIELDS.get(kind, '').split()}
+    assert fields - {'input_type', 'output_type', 'metadata'} == known
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -349,6 +349,28 @@ def tail_of_a_softmax(p, h, x):
     return h, h
 
 
+# -- readouts that leak behind their weights -------------------------------------------------------
+
+
+def leaky(*words: str):
+    told = Note('leaky-readout', 'warning', ('r leaks behind', 'of h is in no trace', *words), 'o')
+    return degraded(told, params='w o', carry={'h': H, 'r': H[:, :2]}, history=False)
+
+
+@leaky('FilteredReadout has the same outputs', "e_prop(kappa='auto')")
+def leaky_readout(p, c, x):
+    h = 0.8 * c['h'] + mm(x, p['w'])
+    r = 0.7 * c['r'] + mm(h, p['o'])  # here
+    return r, {'h': h, 'r': r}
+
+
+@leaky('Take exact windows')
+def readout_of_several_leaks(p, c, x):
+    h = 0.8 * c['h'] + mm(x, p['w'])
+    r = np.array([0.5, 0.9]) * c['r'] + mm(h, p['o'])  # here
+    return r, {'h': h, 'r': r}
+
+
 # -- weights ---------------------------------------------------------------------------------------
 
 degraded(dependent(), no_relation(), name='weight_times_an_input')(

@@ -126,6 +126,38 @@ def test_a_raw_key_is_folded_like_a_typed_one():
     assert_close(raw, typed)
 
 
+def counted(clock=False):
+    """Dropout whose keys are counted; with ``clock`` the count is an output too."""
+
+    def cell(p, c, x):
+        key, n = jax.random.fold_in(jax.random.key(0), c['n']), c['n'] + 1
+        v = 0.8 * c['v'] + braintrace.matmul(x, p['w'])
+        kept = jnp.where(jax.random.bernoulli(key, 0.5, v.shape), v, 0)
+        return (kept @ p['out'], n if clock else 0), {'v': v, 'n': n}
+
+    return cell
+
+
+@pytest.mark.parametrize('flags', [True, np.array([True, False])])
+def test_a_count_of_keys_goes_on_through_resets(flags):
+    first = {'v': jnp.zeros((2, N)), 'n': jnp.array(0)}
+    learner, x = functional.online(counted(), D_RTRL), jnp.stack([XS[0]] * 2)
+    state = learner.init(params(), first, x)
+    _, state = learner.step(params(), state, x)
+    again = functional.reset(state, flags, first)
+    assert int(again.carry['n']) == 1
+    assert_close(again.carry['v'], jnp.where(jnp.reshape(flags, (-1, 1)), 0, state.carry['v']))
+
+
+def test_a_count_that_is_read_otherwise_is_no_count_of_keys():
+    first = {'v': jnp.zeros((2, N)), 'n': jnp.array(0)}
+    learner, x = functional.online(counted(clock=True), D_RTRL), jnp.stack([XS[0]] * 2)
+    _, state = learner.step(params(), learner.init(params(), first, x), x)
+    assert int(functional.reset(state, True, first).carry['n']) == 0
+    with pytest.raises(braintrace.errors.StructureError, match='n .* can not start anew in single'):
+        functional.reset(state, np.array([True, False]), first)
+
+
 def test_integers_that_no_draw_takes_for_a_key_start_anew():
     def counting(p, c, x):
         return c['n'], {'v': 0.8 * c['v'] + braintrace.matmul(x, p['w']), 'n': c['n'] + 1}

@@ -6,6 +6,8 @@
 
 import functools
 import itertools
+import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import pytest
 
 import braintrace
 from braintrace import functional
-from braintrace.errors import OptionError
+from braintrace.errors import BraintraceWarning, OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.gradients.harness import learn, quick
@@ -231,6 +233,106 @@ def test_the_report_names_the_filter_and_the_feedback():
     text = str(learner.report)
     assert 'kappa 0.8 at out; the error reaches h through B in place of W at out' in text
     assert not learner.report.exact
+
+
+def test_auto_is_the_leak_of_the_readout():
+    learner = learner_of('spiking', rules.e_prop('auto'))
+    assert_close(over_sequence(learner, 4), added(explicit('spiking')))
+    assert 'kappa 0.8 at out' in str(learner.report)
+    assert repr(learner.rule) == "d_rtrl().filtered('auto')"
+
+
+def leaky(leak, params, carry, x, out=braintrace.matmul):
+    """A feed-forward layer under a readout that leaks."""
+    h = LEAK * carry['h'] + braintrace.matmul(x, params['in'])
+    y = leak(params, carry, x) * carry['y'] + out(h, params['out'])
+    return y, {'h': h, 'y': y}
+
+
+def compiled(rule, leak, **options):
+    """The learner, and what is told."""
+    learner = functional.online(functools.partial(leaky, leak, **options), rule)
+    params, carry, xs, _ = drawn()
+    params = {name: params[name] for name in ('in', 'out')}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always', BraintraceWarning)
+        jax.eval_shape(learner.init, params, {k: carry[k] for k in 'hy'}, xs[0])
+    return learner, [str(each.message) for each in told]
+
+
+LOST = r'^out: y leaks behind the weights, and what it remembers of h .*'
+TOLD = {  # what is told of a readout and a rule
+    'd_rtrl': (0.8, rules.d_rtrl(), f'{LOST}FilteredReadout.*e_prop.kappa=.auto'),
+    'es_d_rtrl': (0.8, rules.es_d_rtrl(0.9), f'{LOST}FilteredReadout'),
+    'e_prop': (0.8, rules.e_prop(), f'{LOST}FilteredReadout'),
+    'a small leak': (1e-3, rules.d_rtrl(), f'{LOST}FilteredReadout'),
+    'another kappa': (0.8, rules.e_prop(0.5), r'^out: 0\.8 of y is left .* kappa=.auto'),
+    'several': (np.array([0.5, 0.9]), rules.d_rtrl(), f'{LOST}Take exact windows'),
+    'kappa': (0.8, rules.e_prop(0.8), ''),
+    'auto': (0.8, rules.e_prop('auto'), ''),
+    'no leak': (0.0, rules.d_rtrl(), ''),
+    'every path': (0.8, rules.rtrl(), ''),
+    'no trace': (0.8, rules.same_step(), ''),
+    'no rule': (0.8, None, ''),
+}
+
+
+@pytest.mark.parametrize('name', TOLD)
+def test_a_readout_that_leaks_behind_its_weights_is_told_with_what_helps(name):
+    leak, rule, words = TOLD[name]
+    learner, told = compiled(rule, lambda *_: leak)
+    assert len(told) == bool(words) and re.search(words, ''.join(told)), told
+    if words and rule == rules.d_rtrl():
+        assert 'y leaks. ' in learner.report.explain('in')
+        assert 'let each unit read only itself' not in learner.report.explain('in')
+
+
+CHANGES = {  # a share that is left of the outputs, and whether it is told of as a leak
+    'learned': (lambda p, c, x: jax.nn.sigmoid(p['in'][0, 0]), True),
+    'of the input': (lambda p, c, x: jax.nn.sigmoid(x[:, :1]), False),
+    'of a state': (lambda p, c, x: jax.nn.sigmoid(c['h'][:, :1]), False),
+    'of itself': (lambda p, c, x: c['y'], False),
+    'through a scan': (
+        lambda p, c, x: jax.lax.scan(lambda h, _: (h / 2, 0), 1.0, None, 3)[0],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_auto_needs_a_constant(name):
+    leak, known = CHANGES[name]
+    _, told = compiled(rules.d_rtrl(), leak)
+    assert any('leaks behind the weights' in text for text in told) == known
+    if name == 'through a scan':
+        compiled(rules.e_prop('auto'), leak)
+        return
+    with pytest.raises(OptionError, match=r"kappa is 'auto'.*out \(.*\): None\. Give a number"):
+        compiled(rules.e_prop('auto'), leak)
+
+
+def test_a_leak_that_a_jit_traces_is_told_and_no_constant():
+    found = []
+
+    @jax.jit
+    def program(leak):
+        found.extend(compiled(rules.d_rtrl(), lambda *_: leak)[1])
+        with pytest.raises(OptionError, match="kappa is 'auto'"):
+            compiled(rules.e_prop('auto'), lambda *_: leak)
+
+    program(0.9)
+    assert re.search(f'{LOST}Take exact windows', *found)
+
+
+def test_auto_filters_nothing_where_no_readout_leaks():
+    def last(params, h, x):
+        h = LEAK * h + braintrace.matmul(x, params['in'])
+        return braintrace.matmul(h, params['out']), h
+
+    learner, params = functional.online(last, rules.e_prop('auto')), dict(drawn()[0])
+    del params['rec']
+    jax.eval_shape(learner.init, params, zeros()['h'], drawn()[2][0])
+    assert learner.report.exact and 'kappa' not in str(learner.report)
 
 
 UNFILTERED = {  # readouts whose filter would read no position, or count what they forget

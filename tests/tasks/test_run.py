@@ -295,6 +295,40 @@ def test_a_seed_alone_is_that_seed_beside_others_and_its_score_that_of_evaluatio
     assert both.scores[1] == pytest.approx(float(score), rel=1e-5)
 
 
+class Masked(brainstate.nn.Module):
+    """Leaky units whose wiring is drawn by the seed."""
+
+    def __init__(self, seed, keep):
+        super().__init__()
+        drawn = np.random.default_rng(seed).random((2, UNITS)) < 0.5
+        self.mask = keep(jnp.asarray(drawn, float))
+        self.weight = brainstate.ParamState(brainstate.random.normal(size=(2, UNITS)))
+        self.readout = nn.Linear(UNITS, 1)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        mask = jax.lax.stop_gradient(getattr(self.mask, 'value', self.mask))
+        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.weight.value * mask)
+        return self.readout(self.h.value)
+
+
+@slow
+def test_each_seed_has_its_own_wiring_as_the_error_advises():
+    def wired(keep):
+        return run(rules.d_rtrl(), lambda seed: Masked(seed, keep), TASK, 2, (1, 2))
+
+    with pytest.raises(StructureError, match=r'ParamState .* jax\.lax\.stop_gradient'):
+        wired(lambda mask: mask)
+    found = wired(brainstate.ParamState)
+    assert found.method == 'D_RTRL'
+    want = [Masked(seed, brainstate.ParamState).mask.value for seed in (1, 2)]
+    assert np.array_equal(found.params['mask',], want)
+    with pytest.warns(BraintraceWarning, match='such as a mask, from a brainstate.ParamState'):
+        assert wired(brainstate.LongTermState).method == 'D_RTRL, no weight has a trace'
+
+
 @slow
 def test_a_model_that_would_give_wrong_numbers_is_refused():
     readout = lambda outputs: (

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import brainstate
@@ -15,6 +16,7 @@ import pytest
 import braintrace
 from braintrace import nn, rules, verify
 from braintrace.errors import OptionError
+from braintrace.verify.findings import _shares, _shown
 from tests import models
 from tests.compare import assert_close
 from tests.models.library import LibraryOps
@@ -235,6 +237,17 @@ def test_the_share_of_a_small_filter_that_the_loss_reads_is_large():
     assert row.norm_ratio < 0.4 and row.dropped_by_group['r'] == row.dropped > 0.8
     text = said(got, 'The temporal path of cell/h through the state of r is lost')
     assert f'{100 * row.dropped:.0f} %' in text and 'of the history of the gradient' in text
+    assert 'FilteredReadout' in text and "e_prop(kappa='auto')" in text
+
+
+def test_shares_that_are_alike_and_groups_of_many_states_are_told_shortly():
+    lost = [SimpleNamespace(path=p, dropped=0.5, dropped_by_group={'h': 0.99}) for p in 'abc']
+    assert _shares(lost, ('h',)) == (
+        ' Dropped there: 99 % of the history of the gradient, of each parameter.'
+    )
+    lost[1].dropped_by_group = {'h': 0.5}
+    assert '50 to 99 % of the history of the gradient, most for' in _shares(lost, ('h',))
+    assert _shown('V,a') == 'V,a' and _shown('V,a,b,c,d') == 'V and 4 more states'
 
 
 class Deep(brainstate.nn.Module):

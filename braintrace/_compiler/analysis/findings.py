@@ -13,6 +13,7 @@ from ..program import dataflow as flow
 from ..program.leaves import Parts, Split, path_name
 from ..program.program import Program
 from ..stacked_states import MustSplit, chain, read_apart
+from .leaks import leaks
 from .relations import Positions
 
 # stacked ------------------------------------------------------------------------------------------
@@ -323,6 +324,27 @@ def cut_reads(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic('cut', '', eqn.where, (i,), group=group.name)
 
 
+def leaky_readouts(facts: Facts) -> Iterator[Diagnostic]:
+    """The readouts that leak behind their weights, with each traced group that they read; a filter
+    in front of them stands for what they remember.
+    """
+    program = facts.program
+    traced = {group.name for rel in facts.relations for group in rel.groups}
+    reads = [d for d in facts.reads if d.group in traced and d.equations]
+    for leak in leaks(facts.graph) if reads and not program.virtual else ():
+        for read in reads:
+            if read.equations == (leak.op.equation,):
+                yield Diagnostic(
+                    'leaky-readout',
+                    leak.op.key,
+                    leak.op.where,
+                    read.equations,
+                    '' if leak.number is not None else 'several',
+                    read.group,
+                    states=(program.carry_names[leak.state],),
+                )
+
+
 # ---- what automatic marking did ----
 
 
@@ -560,6 +582,7 @@ FINDERS: tuple[Callable[[Facts], Iterable[Diagnostic]], ...] = (
     find_marks,
     lambda facts: facts.missing,
     cross_groups,
+    leaky_readouts,
     constant_weights,
     through_unhidden,
     # of each parameter, where its gradient comes from

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+import numpy as np
+
+from ..._jax import is_key
 from .program import Program
 
 Groups = int  # a bit set of group numbers
@@ -151,6 +154,34 @@ def slice_behind(
             seen.update(fresh)
             todo.extend(fresh)
     return sorted(found)
+
+
+def key_counts(program: Program) -> frozenset[tuple[str, ...]]:
+    """The paths in the cell's carry of integers that are folded into random keys, and read for
+    nothing else: the counters of draws.
+    """
+    makes_key = {
+        i
+        for i, eqn in enumerate(program.equations)
+        if eqn.loop is None and any(is_key(program.avals[v]) for v in eqn.outs)
+    }
+    counts = [
+        c
+        for c, v in enumerate(program.carry)
+        if not is_key(program.avals[v]) and np.issubdtype(program.avals[v].dtype, np.integer)
+    ]
+    facts = forward(
+        program,
+        {program.carry[c]: 1 << c for c in counts},
+        lambda i, found: 0 if i in makes_key else found,
+    )
+    folded = union(facts, (v for i in makes_key for v in program.equations[i].ins))
+    elsewhere = union(facts, program.outputs)
+    for c, v in enumerate(program.new_carry):
+        elsewhere |= facts[v] & ~(1 << c)
+    return frozenset(
+        program.leaf_keys[program.leaf_of(c)] for c in counts if folded & ~elsewhere & 1 << c
+    )
 
 
 def reached_groups(
