@@ -310,7 +310,7 @@ def _written(file: File) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # not every disk has modes
                 shutil.copymode(path, new)
             if fcntl is not None:
                 new.replace(path)

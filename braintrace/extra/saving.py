@@ -24,7 +24,16 @@ LAYOUT = 2  # of what a fingerprint tells
 FILE = '~format'  # an entry of a file of `save_state`: no path begins so, `~` is escaped in them
 RULE = 'rule'  # the entry of a learner that holds its rule: the bytes of its text
 FINGERPRINT = 'fingerprint'  # the one that holds its fingerprint
-PARTS = 'versions', 'rule', 'options', 'parameters', 'carry', 'trace', 'ops', 'step'  # of it
+PARTS = (
+    'versions',
+    'rule',
+    'options',
+    'parameters',
+    'carry',
+    'trace',
+    'ops',
+    'step',
+)  # what is in it
 
 
 # what a learner is ----------------------------------------------------------------------------
