@@ -24,16 +24,7 @@ LAYOUT = 2  # of what a fingerprint tells
 FILE = '~format'  # an entry of a file of `save_state`: no path begins so, `~` is escaped in them
 RULE = 'rule'  # the entry of a learner that holds its rule: the bytes of its text
 FINGERPRINT = 'fingerprint'  # the one that holds its fingerprint
-PARTS = (
-    'versions',
-    'rule',
-    'options',
-    'parameters',
-    'carry',
-    'trace',
-    'ops',
-    'step',
-)  # what is in it
+PARTS = tuple('versions rule options parameters carry trace ops step'.split())  # of it
 
 
 # what a learner is ----------------------------------------------------------------------------
