@@ -12,6 +12,7 @@ from braintrace.errors import NotFiniteError, OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, I, N, drawn, params
 from tests.precision import float64 as float64
+from tests.tiers import in_turn, none
 
 B, T, RATE = 3, 9, 0.01
 NAN, INF = jnp.nan, jnp.inf
@@ -161,9 +162,9 @@ def in_pieces(xs, ys, every: int, flags, **options):
 
 
 @pytest.mark.tier(quick=0, one_in=3)
-@pytest.mark.parametrize(
-    'options',
-    [
+@in_turn(
+    none,
+    options=[
         {},
         {'write_every': 3},
         {'update_every': 2},
@@ -177,10 +178,9 @@ def in_pieces(xs, ys, every: int, flags, **options):
         {'rule': rules.same_step()},
         {'jit': False},
     ],
-    ids=str,
+    what=['nan', 'inf'],
 )
-@pytest.mark.parametrize('what', ['nan', 'inf'])
-def test_it_is_a_reset_of_the_sample_by_hand(what, options):
+def test_it_is_a_reset_of_the_sample_by_hand(options, what):
     """Every rule and window, an infinity that tanh makes finite beside a NaN in the state."""
     data = spoiled(what)
     got = learnt(*data, **options)
@@ -218,6 +218,7 @@ def test_a_number_of_the_optimizer_that_would_not_be_finite_stays():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.*by a plain path between different shapes')
 def test_where_no_sample_can_start_anew_by_itself_all_do():
     """All of them read one average, which is a hidden leaf."""
 
