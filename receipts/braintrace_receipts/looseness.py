@@ -66,6 +66,8 @@ class Looseness:
     made: dict[str, Wide | None] = field(default_factory=dict)
     free: dict[str, np.ndarray] = field(default_factory=dict)
     learned: dict[tuple, Learned] = field(default_factory=dict)
+    states: dict[tuple, np.ndarray] = field(default_factory=dict)  # shares added up over the run
+    records: int = 0
 
     def weigh(self, rule: int, path: str, stored, value, bound: np.ndarray, tiny: float) -> None:
         """Keeps the tightest bound of each number beside its size."""
@@ -86,9 +88,13 @@ class Looseness:
         more terms of a gradient, None where that is not known; ``derived(terms)`` the values and
         bounds of a step where traces have terms.
         """
+        self.records += 1
         for path, wide in self.wide.items():
             if wide is not None:
                 self.tell(path, _share(path, wide))
+                if path.startswith(STATES):
+                    key = path, *wide.size.shape
+                    self.states[key] = self.states.get(key, 0.0) + wide.shares
         goes_on = {
             path: np.where(_lanes(r.t > 0, free), free, 0.0)
             for path, free in self.free.items()
@@ -118,6 +124,10 @@ class Looseness:
         """All fields that are loose, the worst first."""
         for (name, *_), one in self.learned.items():
             self.tell(f'gradients/{name}', one.share())
+        for (path, *_), shares in self.states.items():
+            most = float(np.max(shares, initial=0.0))
+            if most > max(FEW, QUARTER * self.records):
+                self.tell(path, most / self.records)
         return dict(sorted(self.told.items(), key=lambda one: -one[1]))
 
 

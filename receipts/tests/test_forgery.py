@@ -93,34 +93,47 @@ def crossed(size):
     return then
 
 
-def raised(record):
-    """Potentials that a small weight makes, in the record of one whose large terms cancel."""
-    W, V = record['params_before']['W'], record['carry_after']['V']
-    small, before = numbers(W), numbers(V)
-    small[:2] = 0.04 / 3
-    made = making.remade(record, params_before={**record['params_before'], 'W': array(small, W)})
-    after = numbers(made['carry_after']['V'])
-    after[2] = before[2]  # the masked lane, which is large
-    made['carry_after']['V'] = array(after, V)
-    moved = numbers(W) + numbers(made['optimizer']['updates']['W'])
-    made['params_before']['W'], made['params_after']['W'] = W, array(moved, W)
-    return made
+def raised(lanes):
+    """Potentials of a unit, or of all, in some lanes that a small weight makes, in the record of
+    one whose large terms cancel there.
+    """
+
+    def then(record):
+        W, V = record['params_before']['W'], record['carry_after']['V']
+        small, before = numbers(W), numbers(V)
+        small[:2, np.abs(small[0]) > 1] = 0.04 / 3
+        params = {**record['params_before'], 'W': array(small, W)}
+        made = making.remade(record, params_before=params)
+        after = numbers(made['carry_after']['V'])
+        after[lanes:] = before[lanes:]  # one of them is masked, and large
+        made['carry_after']['V'] = array(after, V)
+        moved = numbers(W) + numbers(made['optimizer']['updates']['W'])
+        made['params_before']['W'], made['params_after']['W'] = W, array(moved, W)
+        return made
+
+    return then
 
 
-def cancelling(size):
-    """A net of LIF neurons with two weights of opposite signs."""
+def cancelling(size, units=3):
+    """A net of LIF neurons, some of which have two weights of opposite signs."""
     config = making.first('lif', dtype='float32', reduction='sum', sizes=(2, 3, 2, 3), **LINEAR)
     W = config['params_before']['W']
     value = 0.1 * numbers(W)
-    value[0], value[1] = size - 0.25, -size - 0.25
+    value[0, :units], value[1, :units] = size - 0.25, -size - 0.25
     config['params_before']['W'] = array(value, W)
     return config
 
 
-def masked(drawn):
-    drawn['inputs'] = array([[1.5, 1.5], [1.5, 1.5], [1e4, 0.0]], drawn['inputs'])
-    drawn['loss']['mask'] = array([1.0, 1.0, 0.0], drawn['loss']['mask'])
-    return drawn
+def masked(lanes):
+    """Inputs by which weights of opposite signs cancel in some lanes, and a lane that is large."""
+
+    def data(drawn):
+        x = [[1.5, 1.5]] * lanes + [[0.0, 0.0]] * (2 - lanes) + [[1e4, 0.0]]
+        drawn['inputs'] = array(x, drawn['inputs'])
+        drawn['loss']['mask'] = array([1.0, 1.0, 0.0], drawn['loss']['mask'])
+        return drawn
+
+    return data
 
 
 def tiny(size, dtype):
@@ -163,7 +176,10 @@ HIDDEN = {
         lambda _: plain('sgd'), lambda _: weighing(1.0), crossed,
         (1e5, 1e-3), 'gradients/W_out'),
     'lanes behind one that is masked': (
-        cancelling, lambda _: masked, lambda _: raised, (2.0**20, 16.0), 'carry_after/V'),
+        cancelling, lambda _: masked(2), lambda _: raised(2), (2.0**20, 16.0), 'carry_after/V'),
+    'one potential in each step': (
+        lambda size: cancelling(size, 1), lambda _: masked(1), lambda _: raised(1),
+        (2.0**20, 16.0), 'carry_after/V'),
     'tiny numbers': (
         lambda size: tiny(size, 'float32'), weighing, lambda _: ALL, (2e-38, 1e-30),
         'gradients/W_out'),
