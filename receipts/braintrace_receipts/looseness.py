@@ -170,7 +170,7 @@ class Learned:
             found = shares / self.steps
             one, least, enough = shares, max(FEW, QUARTER * self.steps), QUARTER
         alone = float(np.max(found, initial=0.0)) if np.any(one >= least) else 0.0
-        mean = _mean(found, np.ones(found.shape, bool))
+        mean = mean_share(found, np.ones(found.shape, bool))
         return max(alone, mean if mean > enough else 0.0)
 
 
@@ -180,7 +180,7 @@ def _share(path: str, wide: Wide) -> float:
     bound, size = np.where(there, wide.bound, 0.0), np.where(there, wide.size, 0.0)
     share = _norm(bound) / max(_norm(size), 1e-300)
     if path.startswith(STATES):
-        share = max(share, _mean(np.where(there, wide.shares, 0.0), there))
+        share = max(share, mean_share(np.where(there, wide.shares, 0.0), there))
     return share
 
 
@@ -195,7 +195,7 @@ def _lanes(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
     return flags.reshape((-1, *(1,) * (like.ndim - 1)))
 
 
-def _mean(shares: np.ndarray, there: np.ndarray) -> float:
+def mean_share(shares: np.ndarray, there: np.ndarray) -> float:
     """The mean share of the worst row, column or lane, or of all, without the widest number."""
     found = 0.0
     for kept in [None, *range(shares.ndim)] if shares.ndim > 1 else [None][: shares.ndim]:

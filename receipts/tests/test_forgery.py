@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import making
-from braintrace_receipts import reconcile_run
+from braintrace_receipts import looseness, reconcile_run
 from braintrace_receipts.canonical import spec_digest
 from making import array, numbers
 
@@ -199,6 +199,46 @@ def test_what_stands_beside_large_numbers_or_is_tiny_is_told(name):
     assert not control.ok, control.doubts
     assert hidden.ok, hidden.failures[:2]
     assert path in hidden.loose and any('loose' in one for one in hidden.doubts), hidden.loose
+
+
+def test_a_row_a_column_and_a_lane_are_judged_by_themselves():
+    shares = np.zeros((40, 40))
+    shares[3, 5] = 1.0  # one number is by chance the rest of its terms
+    assert looseness.mean_share(shares, shares < 2) == 0.0
+    for place in ((slice(None), 5), (3, slice(None))):
+        part = shares.copy()
+        part[place] = 1.0
+        assert looseness.mean_share(part, part < 2) == 1.0
+    assert looseness.mean_share(np.eye(40), shares < 2) == 39 / 1599
+
+
+def test_a_tiny_number_is_wide_by_its_size_and_a_zero_is_not():
+    found = looseness.Looseness()
+    for path, stored, value in (('a', 0.0, 1e-20), ('b', 0.0, 0.0), ('c', 1e-30, 1e-30)):
+        off = np.full(2, 0.5 * value + 1e-38)
+        found.weigh(1, path, np.full(2, stored), np.full(2, value), off, 2.0**-126)
+    assert [path for path, wide in found.wide.items() if wide is not None] == ['a', 'c']
+
+
+def test_what_is_free_in_a_step_of_a_window_is_told_where_the_window_acts():
+    turns, held = iter([1e6, 1.0] * 2), []
+
+    def then(record):
+        if record['window']['index'] == 0:
+            value = numbers(record['gradients']['W_out'])
+            value[:, 1] *= -1
+            record['gradients']['W_out'] = array(value, record['gradients']['W_out'])
+        else:
+            making.window_sum([held[-1], record])
+        held.append(record)
+        return record
+
+    found = reconcile_run(
+        making.steps(
+            plain('sgd'), 4, window=2, data=lambda new: opposite(next(turns), 1.0)(new), then=then
+        )
+    )
+    assert found.ok and 'gradients/W_out' in found.loose, (found.failures[:2], found.loose)
 
 
 def test_a_trace_that_the_data_make_free_is_told_where_it_is_used():
