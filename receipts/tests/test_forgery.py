@@ -235,7 +235,7 @@ def test_what_is_free_in_a_step_of_a_window_is_told_where_the_window_acts():
 
     found = reconcile_run(
         making.steps(
-            plain('sgd'), 4, window=2, data=lambda new: opposite(next(turns), 1.0)(new), then=then
+            plain('adam'), 4, window=2, data=lambda new: opposite(next(turns), 5e3)(new), then=then
         )
     )
     assert found.ok and 'gradients/W_out' in found.loose, (found.failures[:2], found.loose)
