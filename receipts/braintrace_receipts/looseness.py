@@ -66,6 +66,8 @@ class Looseness:
     made: dict[str, Wide | None] = field(default_factory=dict)
     free: dict[str, np.ndarray] = field(default_factory=dict)
     learned: dict[tuple, Learned] = field(default_factory=dict)
+    states: dict[tuple, np.ndarray] = field(default_factory=dict)  # shares added up over the run
+    records: int = 0
 
     def weigh(self, rule: int, path: str, stored, value, bound: np.ndarray, tiny: float) -> None:
         """Keeps the tightest bound of each number beside its size."""
@@ -86,9 +88,13 @@ class Looseness:
         more terms of a gradient, None where that is not known; ``derived(terms)`` the values and
         bounds of a step where traces have terms.
         """
+        self.records += 1
         for path, wide in self.wide.items():
             if wide is not None:
                 self.tell(path, _share(path, wide))
+                if path.startswith(STATES):
+                    key = path, *wide.size.shape
+                    self.states[key] = self.states.get(key, 0.0) + wide.shares
         goes_on = {
             path: np.where(_lanes(r.t > 0, free), free, 0.0)
             for path, free in self.free.items()
@@ -118,6 +124,10 @@ class Looseness:
         """All fields that are loose, the worst first."""
         for (name, *_), one in self.learned.items():
             self.tell(f'gradients/{name}', one.share())
+        for (path, *_), shares in self.states.items():
+            most = float(np.max(shares, initial=0.0))
+            if most > max(FEW, QUARTER * self.records):
+                self.tell(path, most / self.records)
         return dict(sorted(self.told.items(), key=lambda one: -one[1]))
 
 
@@ -160,7 +170,7 @@ class Learned:
             found = shares / self.steps
             one, least, enough = shares, max(FEW, QUARTER * self.steps), QUARTER
         alone = float(np.max(found, initial=0.0)) if np.any(one >= least) else 0.0
-        mean = _mean(found, np.ones(found.shape, bool))
+        mean = mean_share(found, np.ones(found.shape, bool))
         return max(alone, mean if mean > enough else 0.0)
 
 
@@ -170,7 +180,7 @@ def _share(path: str, wide: Wide) -> float:
     bound, size = np.where(there, wide.bound, 0.0), np.where(there, wide.size, 0.0)
     share = _norm(bound) / max(_norm(size), 1e-300)
     if path.startswith(STATES):
-        share = max(share, _mean(np.where(there, wide.shares, 0.0), there))
+        share = max(share, mean_share(np.where(there, wide.shares, 0.0), there))
     return share
 
 
@@ -185,7 +195,7 @@ def _lanes(flags: np.ndarray, like: np.ndarray) -> np.ndarray:
     return flags.reshape((-1, *(1,) * (like.ndim - 1)))
 
 
-def _mean(shares: np.ndarray, there: np.ndarray) -> float:
+def mean_share(shares: np.ndarray, there: np.ndarray) -> float:
     """The mean share of the worst row, column or lane, or of all, without the widest number."""
     found = 0.0
     for kept in [None, *range(shares.ndim)] if shares.ndim > 1 else [None][: shares.ndim]:

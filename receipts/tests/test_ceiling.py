@@ -82,6 +82,15 @@ def test_u_is_that_of_the_dtype_and_coarser_products_need_leave():
         assert 4 in {f.rule for f in reconcile(coarse, allow=('tf32', 'bf16')).failures}
 
 
+def test_coarse_products_widen_nothing_that_no_product_makes():
+    record = making.run('rnn', dtype='float32')[1]
+    record['numeric']['matmul_precision'] = 'tf32'
+    assert reconcile(record, allow=('tf32',)).ok
+    node = record['params_after']['W']
+    record['params_after']['W'] = array(numbers(node) * (1 + 2**-15), node)
+    assert 6 in {f.rule for f in reconcile(record, allow=('tf32',)).failures}
+
+
 def test_traces_in_bfloat16_need_leave():
     record = making.run('rnn', dtype='float32')[1]
     record['numeric']['trace_dtype'] = 'bfloat16'

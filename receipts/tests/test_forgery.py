@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import making
-from braintrace_receipts import reconcile_run
+from braintrace_receipts import looseness, reconcile_run
 from braintrace_receipts.canonical import spec_digest
 from making import array, numbers
 
@@ -93,34 +93,47 @@ def crossed(size):
     return then
 
 
-def raised(record):
-    """Potentials that a small weight makes, in the record of one whose large terms cancel."""
-    W, V = record['params_before']['W'], record['carry_after']['V']
-    small, before = numbers(W), numbers(V)
-    small[:2] = 0.04 / 3
-    made = making.remade(record, params_before={**record['params_before'], 'W': array(small, W)})
-    after = numbers(made['carry_after']['V'])
-    after[2] = before[2]  # the masked lane, which is large
-    made['carry_after']['V'] = array(after, V)
-    moved = numbers(W) + numbers(made['optimizer']['updates']['W'])
-    made['params_before']['W'], made['params_after']['W'] = W, array(moved, W)
-    return made
+def raised(lanes):
+    """Potentials of a unit, or of all, in some lanes that a small weight makes, in the record of
+    one whose large terms cancel there.
+    """
+
+    def then(record):
+        W, V = record['params_before']['W'], record['carry_after']['V']
+        small, before = numbers(W), numbers(V)
+        small[:2, np.abs(small[0]) > 1] = 0.04 / 3
+        params = {**record['params_before'], 'W': array(small, W)}
+        made = making.remade(record, params_before=params)
+        after = numbers(made['carry_after']['V'])
+        after[lanes:] = before[lanes:]  # one of them is masked, and large
+        made['carry_after']['V'] = array(after, V)
+        moved = numbers(W) + numbers(made['optimizer']['updates']['W'])
+        made['params_before']['W'], made['params_after']['W'] = W, array(moved, W)
+        return made
+
+    return then
 
 
-def cancelling(size):
-    """A net of LIF neurons with two weights of opposite signs."""
+def cancelling(size, units=3):
+    """A net of LIF neurons, some of which have two weights of opposite signs."""
     config = making.first('lif', dtype='float32', reduction='sum', sizes=(2, 3, 2, 3), **LINEAR)
     W = config['params_before']['W']
     value = 0.1 * numbers(W)
-    value[0], value[1] = size - 0.25, -size - 0.25
+    value[0, :units], value[1, :units] = size - 0.25, -size - 0.25
     config['params_before']['W'] = array(value, W)
     return config
 
 
-def masked(drawn):
-    drawn['inputs'] = array([[1.5, 1.5], [1.5, 1.5], [1e4, 0.0]], drawn['inputs'])
-    drawn['loss']['mask'] = array([1.0, 1.0, 0.0], drawn['loss']['mask'])
-    return drawn
+def masked(lanes):
+    """Inputs by which weights of opposite signs cancel in some lanes, and a lane that is large."""
+
+    def data(drawn):
+        x = [[1.5, 1.5]] * lanes + [[0.0, 0.0]] * (2 - lanes) + [[1e4, 0.0]]
+        drawn['inputs'] = array(x, drawn['inputs'])
+        drawn['loss']['mask'] = array([1.0, 1.0, 0.0], drawn['loss']['mask'])
+        return drawn
+
+    return data
 
 
 def tiny(size, dtype):
@@ -163,7 +176,10 @@ HIDDEN = {
         lambda _: plain('sgd'), lambda _: weighing(1.0), crossed,
         (1e5, 1e-3), 'gradients/W_out'),
     'lanes behind one that is masked': (
-        cancelling, lambda _: masked, lambda _: raised, (2.0**20, 16.0), 'carry_after/V'),
+        cancelling, lambda _: masked(2), lambda _: raised(2), (2.0**20, 16.0), 'carry_after/V'),
+    'one potential in each step': (
+        lambda size: cancelling(size, 1), lambda _: masked(1), lambda _: raised(1),
+        (2.0**20, 16.0), 'carry_after/V'),
     'tiny numbers': (
         lambda size: tiny(size, 'float32'), weighing, lambda _: ALL, (2e-38, 1e-30),
         'gradients/W_out'),
@@ -183,6 +199,46 @@ def test_what_stands_beside_large_numbers_or_is_tiny_is_told(name):
     assert not control.ok, control.doubts
     assert hidden.ok, hidden.failures[:2]
     assert path in hidden.loose and any('loose' in one for one in hidden.doubts), hidden.loose
+
+
+def test_a_row_a_column_and_a_lane_are_judged_by_themselves():
+    shares = np.zeros((40, 40))
+    shares[3, 5] = 1.0  # one number is by chance the rest of its terms
+    assert looseness.mean_share(shares, shares < 2) == 0.0
+    for place in ((slice(None), 5), (3, slice(None))):
+        part = shares.copy()
+        part[place] = 1.0
+        assert looseness.mean_share(part, part < 2) == 1.0
+    assert looseness.mean_share(np.eye(40), shares < 2) == 39 / 1599
+
+
+def test_a_tiny_number_is_wide_by_its_size_and_a_zero_is_not():
+    found = looseness.Looseness()
+    for path, stored, value in (('a', 0.0, 1e-20), ('b', 0.0, 0.0), ('c', 1e-30, 1e-30)):
+        off = np.full(2, 0.5 * value + 1e-38)
+        found.weigh(1, path, np.full(2, stored), np.full(2, value), off, 2.0**-126)
+    assert [path for path, wide in found.wide.items() if wide is not None] == ['a', 'c']
+
+
+def test_what_is_free_in_a_step_of_a_window_is_told_where_the_window_acts():
+    turns, held = iter([1e6, 1.0] * 2), []
+
+    def then(record):
+        if record['window']['index'] == 0:
+            value = numbers(record['gradients']['W_out'])
+            value[:, 1] *= -1
+            record['gradients']['W_out'] = array(value, record['gradients']['W_out'])
+        else:
+            making.window_sum([held[-1], record])
+        held.append(record)
+        return record
+
+    found = reconcile_run(
+        making.steps(
+            plain('adam'), 4, window=2, data=lambda new: opposite(next(turns), 5e3)(new), then=then
+        )
+    )
+    assert found.ok and 'gradients/W_out' in found.loose, (found.failures[:2], found.loose)
 
 
 def test_a_trace_that_the_data_make_free_is_told_where_it_is_used():
