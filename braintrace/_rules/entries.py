@@ -18,7 +18,7 @@ from .. import _jax
 from .._compiler import Coordinates, OpUse, abstract, depends, is_complex
 from .._executor import Transition, Vector, add, apply, compose, dense, dot, is_read
 from ..errors import RuleContractError
-from .contraction import by_group, finite, in_parts, op_gradient, outside_loops
+from .contraction import by_group, contracted, finite, in_parts, in_wide, like_avals, outside_loops
 from .layout import (
     Entry,
     Pair,
@@ -73,12 +73,13 @@ class OpTrace:
     A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
     for each state, which XLA can write in place. In between an entry is a vector of the algebra of
     D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at the
-    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none.
+    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none. All is
+    computed in single precision at least.
     """
 
     def __init__(self, op: OpUse, coords: Coordinates, weights: Entry | None = None):
-        self.op, self.coords = op, coords
-        self.weights = {} if weights is None else finite(op, weights)
+        self.given, self.op, self.coords = op, in_wide(op), coords
+        self.weights = {} if weights is None else finite(op, like_avals(self.op, weights))
 
     # the empty trace ------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class OpTrace:
         return jnp.broadcast_to(zero, (*self.op.repeats, *zero.shape))
 
     def _init(self, slot: str, algorithm: str, num_state: int):
-        op = self.op
+        op = self.given
         variable = lambda a: SimpleNamespace(aval=jax.ShapeDtypeStruct(a.shape, a.dtype))
         x = None if op.x is None else variable(op.x_aval)
         weights = {n: variable(a) for n, a in op.weight_avals.items()}
@@ -145,6 +146,7 @@ class OpTrace:
         else:
             params, layout = tuple(op.params.items()), self.coords.layout
             rule = _traced_once(op.primitive, slot, root.rule(slot), params, layout)
+        x = x if x is None else x.astype(op.x_aval.dtype)
         return self._each(lambda d: rule(x, d.astype(op.y_aval.dtype), self.weights), df)
 
     def accumulate(self, xs, pushes: Vector) -> Vector:
@@ -161,8 +163,8 @@ class OpTrace:
         # in the parameter's layout the reverse rule sums over time; the axes that a trace keeps
         # apart are mapped
         if root.optional_rule('instant_drtrl') is None:
-            contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
-            rule = self._lane_by_lane(contract, 1)
+            contract = functools.partial(contracted, dataclasses.replace(op, primitive=root))
+            rule, xs = self._lane_by_lane(contract, 1), xs.astype(op.x_aval.dtype)
             return self._each(lambda d: rule(xs, d, self.weights), pushes)
 
         # another layout (conv, lora) has no contraction over time: step by step
@@ -185,7 +187,11 @@ class OpTrace:
         return mapped_over_added(rule, self.coords.layout, self.coords.axis)
 
     def _each(self, fn: Callable, vector: Vector) -> Vector:
-        return tuple(None if x is None else in_parts(self.op, fn, x) for x in vector)
+        def one(x):
+            found = in_parts(self.op, fn, x)
+            return jax.tree.map(lambda e: e.astype(_jax.wide(e.dtype)), found)
+
+        return tuple(None if x is None else one(x) for x in vector)
 
     def _lane_by_lane(self, fn: Callable, lane: int) -> Callable:
         """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the
@@ -204,7 +210,7 @@ class OpTrace:
         op, coords, avals = self.op, self.coords, self.op.weight_avals
         some = next((x for x in signal if x is not None), None)
         if some is None:
-            zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in avals.items()}
+            zeros = {n: jnp.zeros(a.shape, _jax.wide(a.dtype)) for n, a in avals.items()}
             return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
         # a layout that is not the parameter's has a rule of its own, which sums over lanes
         own, product = op.primitive.optional_rule('solve_drtrl'), self.transport
@@ -272,7 +278,7 @@ class OpTrace:
 
     def _numbers(self, entry: States, alive: jax.Array) -> States:
         """A stored entry, zero in lanes without a past, in the dtype in which sums are made."""
-        dtype = self.op.y_aval.dtype
+        dtype = _jax.wide(self.op.y_aval.dtype)
         return jax.tree.map(lambda e: where_lanes(alive, True, read(e, dtype)), entry)
 
     @property
@@ -411,7 +417,8 @@ class OpTrace:
         ahead = len(needed) > 1
 
         def summed(change: Change) -> Vector:
-            made = lambda d: op_gradient(self.op, change.x, d, self.weights)
+            x = change.x if change.x is None else change.x.astype(self.op.x_aval.dtype)
+            made = lambda d: contracted(self.op, x, d, self.weights)
             return jax.tree.map(lambda e: e[None], self._each(made, change.q))
 
         def lane(entry, b):

@@ -243,10 +243,18 @@ def chosen(vector: tuple, wanted: Sequence[bool], zero=None) -> tuple:
     return tuple(x if there else zero for x, there in zip(vector, wanted, strict=True))
 
 
-def entry_dtype(dtype, group) -> jnp.dtype:
-    """The dtype of an entry for weights of some dtype: complex where the group's states are."""
-    complex_group = jnp.issubdtype(group, jnp.complexfloating)
-    return _jax.promoted(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
+def entry_dtype(graph: ETraceGraph, pair: Pair, dtype) -> jnp.dtype:
+    """The dtype of an entry that is made in some dtype: that of the states and of the parameters
+    behind the op where it is wider, and complex where a state is.
+
+    Products may be made in fewer bits than both. A trace that is kept in these adds small numbers
+    to large ones, and stands still where it decays by less than their last bit.
+    """
+    program, avals = graph.program, graph.program.avals
+    states = (avals[program.carry[c]].dtype for c in pair.group.states)
+    behind = (avals[program.params[i]] for each in pair.op.parameters.values() for i in each)
+    widths = (jnp.finfo(a.dtype).dtype for a in behind if jnp.issubdtype(a.dtype, jnp.inexact))
+    return _jax.promoted(dtype, *states, *widths)
 
 
 def stored_dtype(dtype) -> jnp.dtype:
