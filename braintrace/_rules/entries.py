@@ -27,6 +27,7 @@ from .layout import (
     anywhere,
     by_name,
     by_state,
+    chances,
     chosen,
     folded,
     is_plain,
@@ -146,7 +147,7 @@ class OpTrace:
         else:
             params, layout = tuple(op.params.items()), self.coords.layout
             rule = _traced_once(op.primitive, slot, root.rule(slot), params, layout)
-        x = x if x is None else x.astype(op.x_aval.dtype)
+        x = self._as_read(x)
         return self._each(lambda d: rule(x, d.astype(op.y_aval.dtype), self.weights), df)
 
     def accumulate(self, xs, pushes: Vector) -> Vector:
@@ -164,7 +165,7 @@ class OpTrace:
         # apart are mapped
         if root.optional_rule('instant_drtrl') is None:
             contract = functools.partial(contracted, dataclasses.replace(op, primitive=root))
-            rule, xs = self._lane_by_lane(contract, 1), xs.astype(op.x_aval.dtype)
+            rule, xs = self._lane_by_lane(contract, 1), self._as_read(xs)
             return self._each(lambda d: rule(xs, d, self.weights), pushes)
 
         # another layout (conv, lora) has no contraction over time: step by step
@@ -192,6 +193,10 @@ class OpTrace:
             return jax.tree.map(lambda e: e.astype(_jax.wide(e.dtype)), found)
 
         return tuple(None if x is None else one(x) for x in vector)
+
+    def _as_read(self, x):
+        """x in the dtype in which the op is computed."""
+        return None if x is None else x.astype(self.op.x_aval.dtype)
 
     def _lane_by_lane(self, fn: Callable, lane: int) -> Callable:
         """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the
@@ -340,11 +345,12 @@ class OpTrace:
     def renewed(self, entry: States, alive: jax.Array, changes: Changes, t: jax.Array) -> States:
         """The stored entry after some changes."""
         op, coords = self.op, self.coords
+        chance = chances(t, alive)
         rows = max(change.rows for change in changes)
         if rows == 1 and len(changes) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
             # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
             if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
-                return self._by_kernel(entry, alive, changes[0])
+                return self._by_kernel(entry, alive, changes[0], chance)
 
         # what decides: the number of rows, whether states can be written one by one, how many old
         # states make a new one
@@ -360,7 +366,7 @@ class OpTrace:
 
         def all_at_once(entry, order=None):
             summed = multiplied_out if few and not sparse else contracted
-            return self._state_by_state(entry, alive, changes, summed, order, t)
+            return self._state_by_state(entry, alive, changes, summed, order, t, chance)
 
         # one row for states that are made of several: XLA's code for it is slower than lane by lane
         if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
@@ -368,7 +374,9 @@ class OpTrace:
         if self._is_by_sample and coords.shape and coords.shape[0]:
             lane = sum(e.nbytes for e in jax.tree.leaves(entry)) // coords.shape[0]
             if not few or lane > SMALL_LANE:
-                lane_by_lane = functools.partial(self._over_lanes, alive=alive, changes=changes)
+                lane_by_lane = functools.partial(
+                    self._over_lanes, alive=alive, changes=changes, chance=chance
+                )
                 return _jax.platform_dependent(entry, cpu=lane_by_lane, default=all_at_once)
         return all_at_once(entry)
 
@@ -386,13 +394,14 @@ class OpTrace:
         summed: Callable,
         order: list[int] | None,
         t: jax.Array,
+        chance: jax.Array,
     ) -> States:
         """All lanes at once, one state after the other in an order in which XLA can write in
         place.
         """
         numbers = by_state(self._numbers(entry, alive))
         if order is None or len(order) == 1:
-            return put_back(self._changed(changes, numbers, summed), entry)
+            return put_back(self._changed(changes, numbers, summed), entry, chance)
         made: list = [None] * len(order)
         first, *others = changes
         for state in order:
@@ -405,9 +414,11 @@ class OpTrace:
             made[state] = self._changed(tuple(needed), numbers, summed)[state]
             if state != order[-1]:
                 first = first._replace(p=after(made[state], t, first.p))
-        return put_back(tuple(made), entry)
+        return put_back(tuple(made), entry, chance)
 
-    def _over_lanes(self, entry: States, alive: jax.Array, changes: Changes) -> States:
+    def _over_lanes(
+        self, entry: States, alive: jax.Array, changes: Changes, chance: jax.Array
+    ) -> States:
         """Each lane in turn: one product of matrices, written in place.
 
         Of several states a lane's old numbers are read one turn ahead: each new state is made of
@@ -417,7 +428,7 @@ class OpTrace:
         ahead = len(needed) > 1
 
         def summed(change: Change) -> Vector:
-            x = change.x if change.x is None else change.x.astype(self.op.x_aval.dtype)
+            x = self._as_read(change.x)
             made = lambda d: contracted(self.op, x, d, self.weights)
             return jax.tree.map(lambda e: e[None], self._each(made, change.q))
 
@@ -433,13 +444,14 @@ class OpTrace:
             )
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
             made = self._changed(here, by_state(old), summed)
-            entry = put_back(made, entry, lambda e, x: put(e, x, allow_negative_indices=False))
+            own = functools.partial(put, allow_negative_indices=False)
+            entry = put_back(made, entry, one_lane(chance, b), own)
             return entry, lane(entry, jnp.minimum(b + 1, lanes - 1)) if ahead else None
 
         start = entry, lane(entry, 0) if ahead else None
         return jax.lax.fori_loop(0, lanes, write, start)[0]
 
-    def _by_kernel(self, entry: States, alive: jax.Array, change: Change) -> States:
+    def _by_kernel(self, entry: States, alive: jax.Array, change: Change, chance) -> States:
         """One step, written by a kernel, to which the states are a last axis, on platforms that
         have one.
         """
@@ -447,13 +459,14 @@ class OpTrace:
 
         def default(p, q, x, weights, entry):
             moved = self.carry(p, by_state(self._numbers(entry, alive)))
-            return put_back(added(moved, self.instant(x, q)), entry)
+            return put_back(added(moved, self.instant(x, q)), entry, chance)
 
         def by(kernel):
             def run(p, q, x, weights, entry):
                 numbers = self._numbers(entry, alive)
                 trace = {n: jnp.stack(e, -1) for n, e in numbers.items()}
-                d, f = (dense(tree, self.coords.shape, op.y_aval.dtype) for tree in (p, q))
+                dtype = jnp.result_type(*trace.values())
+                d, f = (dense(tree, self.coords.shape, dtype).astype(dtype) for tree in (p, q))
                 new = kernel(d, trace, f, x, weights, **op.params)
                 wanted, is_dict = {n: e.shape for n, e in trace.items()}, isinstance(new, Mapping)
                 of_dict = {n: jnp.shape(e) for n, e in new.items()} if is_dict else {}
@@ -464,14 +477,14 @@ class OpTrace:
                         f'like the one given: {wanted} expected, {found} found.'
                     )
                 return {
-                    n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es))
+                    n: tuple(stored(new[n][..., s], e.dtype, chance) for s, e in enumerate(es))
                     for n, es in entry.items()
                 }
 
             return run
 
         kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
-        operands = change.p, q, x, self.weights, entry
+        operands = change.p, q, self._as_read(x), self.weights, entry
         return _jax.platform_dependent(*operands, default=default, **kernels)
 
 
@@ -495,11 +508,13 @@ def apart(entry: Entry) -> States:
     return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
 
 
-def put_back(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:
+def put_back(
+    new: Vector, entry: States, chance: jax.Array, put: Callable = lambda e, x: x
+) -> States:
     """The new numbers as the entry stores them; a state that is zero by structure stays."""
     return {
         n: tuple(
-            e if x is None or e is None else put(e, stored(x, e.dtype))
+            e if x is None or e is None else put(e, stored(x, e.dtype, chance))
             for x, e in zip(of_name, entry[n], strict=True)
         )
         for n, of_name in by_name(new, entry).items()
