@@ -17,7 +17,6 @@ from .._windows import Gradient, task_loss, total_loss, zero_gradient
 from ..errors import OptionError, StructureError
 from .saving import kind_of_key
 
-
 # bounds of the numbers on which steps are compared: of floats, and of integers
 DRAWN = (0.1, 0.9, 2), (-2.0, 2.0, 10), (-10.0, 10.0, 1000)
 
