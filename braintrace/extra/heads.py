@@ -162,13 +162,13 @@ def _check_apart(whole: Any, single: Any, carry_axes, input_axes, out_axes) -> N
     names = [f'output {i}' for i in range(len(out_axes))]
     names += [path_name(key) for key in program.leaf_keys]
     found: list = []
-    avals = [program.avals[v] for v in program.params], program.leaf_avals
-    avals += ([program.avals[v] for v in program.inputs],)
+    params, inputs = ([program.avals[v] for v in vs] for vs in (program.params, program.inputs))
     with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
         compared = jax.jit(lambda *of: list(both(*of)))
         for bounds in DRAWN:
-            params, *given = ([drawn(aval, *bounds) for aval in part] for part in avals)
-            found += zip(names, compared([*params, *whole.held], *given), strict=True)
+            parts = (params, program.leaf_avals, inputs)
+            values, *given = ([drawn(aval, *bounds) for aval in part] for part in parts)
+            found += zip(names, compared([*values, *whole.held], *given), strict=True)
     for name, (x, y) in found:
         if not _alike(x, y):
             raise StructureError(
