@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
     'extra._unshard': {'errors', '_jax', '_compiler'},
-    'extra._filter': {'errors', '_compiler', '_rules'},
+    'extra._filter': {'errors', '_jax', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     'extra.eligibility': CORE,
     'extra.progress': CORE,

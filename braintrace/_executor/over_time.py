@@ -256,5 +256,8 @@ def _joined(one: tuple[Transition, Vector], two: tuple[Transition, Vector]):
 
 
 def _times(a: jax.Array, x: jax.Array) -> jax.Array:
-    """``a x``, where x need not be a number if a is zero, as at a reset."""
+    """``a x``, where x need not be a number if a is zero, as at a reset, and a may be infinite if x
+    is zero: it is a product of many steps, which may overflow where no single one does.
+    """
+    a = jnp.where(jnp.isinf(a) & (x == 0), 0, a)
     return a * jnp.where((a != 0) | jnp.isfinite(x), x, 0)

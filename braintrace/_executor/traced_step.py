@@ -389,7 +389,8 @@ class Steps(NamedTuple):
     @property
     def all(self):
         """The values of all steps, time in front."""
-        return jax.vmap(self.open)(self.rows)
+        rows = self.rows
+        return jax.vmap(self.open)(rows) if jax.tree.leaves(rows) else self.open(rows)
 
     @property
     def like(self):

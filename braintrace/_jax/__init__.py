@@ -38,6 +38,7 @@ from .evaluation import (
     sub_jaxprs,
     trace,
     walk,
+    wide,
 )
 from .places import (
     at_location,

@@ -40,6 +40,11 @@ def promoted(*dtypes):
         return jax.numpy.result_type(*dtypes)
 
 
+def wide(dtype):
+    """The dtype in which numbers of some dtype are summed: that of single precision at least."""
+    return jax.numpy.dtype(dtype if jax.numpy.finfo(dtype).bits >= 32 else jax.numpy.float32)
+
+
 def current_trace():
     """What operations are done by here: another object inside each transformation."""
     return _core.trace_ctx.trace

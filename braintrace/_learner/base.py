@@ -113,6 +113,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         report = self.report
         head, memory = summary(report)[:2]
         verdict = 'hold the whole past' if report.exact else 'leave out a part of the past'
+        if report.rounding and not any(row.left_out for row in report.parameters):
+            verdict = 'hold the whole past, rounded'
         more = (
             f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'
         )

@@ -18,7 +18,7 @@ from .._compiler import (
     members,
     readers,
 )
-from .._rules import held_dtype
+from .._rules import entry_dtype, held_dtype, pairs
 from ..errors import OptionError
 from .rows import (
     FORGETS,
@@ -150,7 +150,8 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
         plain = dataclasses.replace(graph, hidden_param_op_relations=tuple(flat))
         once = _trace_shapes(plain, init)
     rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
-    for rel, group, _, laned in graph.pairs:
+    for pair in pairs(graph):
+        rel, group, laned = pair.relation, pair.group, pair.laned
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
             # an array, or a tuple of one for each state
             first, *_ = jax.tree.leaves(arrays)
@@ -159,8 +160,12 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
             # behind the axes of loops stands the batch, if the trace has lanes
             axis = first.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
             batch = axis if laned and first.shape[axis : axis + 1] == (graph.lanes,) else None
-            dtype = str(held_dtype(first.dtype))
-            rows[rel.key].append(TraceRow(group.name, slot, tuple(shape), dtype, size, batch))
+            dtype, rounds = held_dtype(first.dtype), ''
+            if jnp.issubdtype(dtype, jnp.inexact):
+                own = entry_dtype(graph, pair, dtype)
+                rounds = str(own) if jnp.finfo(dtype).bits < jnp.finfo(own).bits else ''
+            row = TraceRow(group.name, slot, tuple(shape), str(dtype), size, batch, rounds)
+            rows[rel.key].append(row)
     return tuple(
         RelationRow(
             rel.key,
@@ -179,7 +184,9 @@ def _trace_shapes(graph: ETraceGraph, init: Callable) -> dict:
     """Shapes and dtypes: relation -> group -> slot. A trace in float64 is one wherever this is
     called.
     """
-    dtypes = [a.dtype for op in graph.ops for a in (op.y_aval, *op.weight_avals.values())]
+    avals, program = graph.program.avals, graph.program
+    dtypes = [avals[v].dtype for v in (*program.params, *program.carry)]
+    dtypes += [a.dtype for op in graph.ops for a in (op.y_aval, *op.weight_avals.values())]
     wide = any(jnp.issubdtype(d, jnp.inexact) and jnp.finfo(d).bits == 64 for d in dtypes)
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         return jax.eval_shape(lambda: init(graph))

@@ -40,7 +40,8 @@ class Report:
 
     ``memory`` is for ``batch_size``, None where the step has no batch axis. ``approximation``: what
     the ``rule`` leaves out in every model; ``axes``: a line for each of its other options.
-    ``exact``: no gradient lacks a part of its history. ``groups``, ``relations``, ``parameters``,
+    ``exact``: no gradient lacks a part of its history, and no trace is kept in fewer bits than its
+    states and weights. ``groups``, ``relations``, ``parameters``,
     ``cuts`` and ``diagnostics`` have a row for each of these in the ``graph``.
     ``at(batch_size)``: the report at another batch size, with a mesh of devices also their
     ``share``, which ``share_of`` computes; :class:`braintrace.errors.OptionError` for a batch size
@@ -94,12 +95,19 @@ class Report:
     def exact(self) -> bool:
         """Whether every gradient holds the whole past.
 
-        It is False as well where weights of ops are constants, and no parameter has a past.
+        It is False as well where weights of ops are constants, and no parameter has a past, and
+        where a trace is kept in fewer bits than its states and weights.
         """
-        if any(row.left_out for row in self.parameters):
+        if any(row.left_out for row in self.parameters) or self.rounding:
             return False
         constant = any(found.kind == 'constant-weight' for found in self.diagnostics)
         return not constant or any(row.history == 'whole' for row in self.parameters)
+
+    @property
+    def rounding(self) -> list[str]:
+        """What rounding leaves of the numbers of traces that are narrower than their states."""
+        rows = (row for relation in self.relations for row in relation.trace if row.rounds)
+        return list(dict.fromkeys(rounding_text(row) for row in rows))
 
     def __call__(self, batch_size: int | None = None) -> Report:
         return self if batch_size is None else self.at(batch_size)
@@ -262,6 +270,16 @@ def trace_text(row: TraceRow) -> str:
     return f'{row.slot} {row.dtype}{list(row.shape)}'
 
 
+def rounding_text(row: TraceRow) -> str:
+    """How far a number of a trace is off that is rounded at each write."""
+    eps = float(jnp.finfo(row.dtype).eps)
+    return (
+        f'rounded: the trace is kept in {row.dtype}, its states and weights in {row.rounds}; a '
+        f'number that remembers n writes is off by about {20 * eps:.1g} % x sqrt(n), by '
+        f'{70 * eps**0.5:.1g} % at most'
+    )
+
+
 def summary(report: Report) -> list[str]:
     """The lines above the tables: the trace's memory, and what the gradients leave out."""
     graph = report.graph
@@ -281,6 +299,7 @@ def summary(report: Report) -> list[str]:
         return [*lines, 'exact: every gradient holds the whole past', *but]
     if fixed:
         lines += ['nothing trains these weights:', *fixed]
+    lines += report.rounding
     if not any(row.left_out for row in report.parameters):
         return lines
     lines.append('approximate: some gradients leave out a part of the past (column `history`)')

@@ -112,7 +112,9 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One array of the trace; ``batch_axis`` is None where it does not grow with the batch."""
+    """One array of the trace; ``batch_axis`` is None where it does not grow with the batch.
+    ``rounds``: the dtype of its states and weights, where that is wider than its own.
+    """
 
     group: str
     slot: str
@@ -120,6 +122,7 @@ class TraceRow:
     dtype: str
     bytes: int
     batch_axis: int | None
+    rounds: str = ''
 
     def at(self, batch_size: int) -> TraceRow:
         if self.batch_axis is None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import ETraceGraph, OpUse, depends, is_complex
+from .._compiler import ETraceGraph, OpUse, depends, is_complex, is_inexact
 from .layout import Entry, Pair, folded, pairs, to_y
 from .rule import OpGradients, Weights
 
@@ -88,7 +88,17 @@ def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
 
 def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -> Entry:
     """``sum_t xy_to_dw(x_t, d_t)`` over a leading time axis, as one contraction; of so many groups
-    of lanes apart.
+    of lanes apart. Sums are made, and returned, in single precision at least.
+    """
+    wide = in_wide(op)
+    if wide is not op and xs is not None:
+        xs = xs.astype(wide.x_aval.dtype)
+    found = contracted(wide, xs, ds, like_avals(wide, weights), groups)
+    return jax.tree.map(lambda g: g.astype(_jax.wide(g.dtype)), found)
+
+
+def contracted(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -> Entry:
+    """The same in the op's own dtypes.
 
     Time is folded into the batch where the op has one, and is the batch where the op has a form for
     one. Elsewhere it is the reverse rule of the op mapped over time.
@@ -100,12 +110,12 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -
             x, d = (jnp.moveaxis(a, lanes, 0) for a in (xs, ds))
             x, d = folded(x, x.shape[1 + lanes :]), folded(d, d.shape[1 + lanes :])
             return own(groups, x, d, finite(op, weights), **op.params)
-        return by_group(groups, partial(op_gradient, op, weights=weights), lanes, xs, ds)
+        return by_group(groups, partial(contracted, op, weights=weights), lanes, xs, ds)
     weights = finite(op, weights)
     if op.repeats:
         # of a group there are fewer lanes than the op has
         xs, ds = (a if a is None else folded(a, a.shape[1 + len(op.repeats) :]) for a in (xs, ds))
-        return op_gradient(outside_loops(op), xs, ds, weights)
+        return contracted(outside_loops(op), xs, ds, weights)
     # time is one more batch axis where the op allows it
     rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
     fold = op.primitive.fold_axes
@@ -152,6 +162,28 @@ def finite(op: OpUse, weights: Entry) -> Entry:
     if not op.conditional:
         return weights
     return {n: jnp.where(jnp.isfinite(w), w, 0) for n, w in weights.items()}
+
+
+def in_wide(op: OpUse) -> OpUse:
+    """The op on numbers of single precision at least, in which its gradients are made: sums of many
+    numbers of 8 or 11 bits would stand still. Itself where its y has another dtype nevertheless.
+    """
+
+    def wide(aval):
+        dtype = _jax.wide(aval.dtype) if is_inexact(aval) else aval.dtype
+        return jax.ShapeDtypeStruct(aval.shape, dtype)
+
+    own = op.x_aval, op.weight_avals, op.y_aval
+    x, weights, y = found = jax.tree.map(wide, own)
+    dtypes = lambda avals: [a.dtype for a in jax.tree.leaves(avals)]
+    if dtypes(own) == dtypes(found) or jax.eval_shape(op.empty().impl, x, weights).dtype != y.dtype:
+        return op
+    return dataclasses.replace(op, x_aval=x, weight_avals=weights, y_aval=y)
+
+
+def like_avals(op: OpUse, weights: Entry) -> Entry:
+    """Weights in the dtypes that the op takes."""
+    return {n: w.astype(op.weight_avals[n].dtype) for n, w in weights.items()}
 
 
 def outside_loops(op: OpUse) -> OpUse:

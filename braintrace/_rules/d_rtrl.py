@@ -56,10 +56,9 @@ class DRTRL(PositionWise, Windowed):
     def init(self, graph):
         def one(pair: Pair):
             entry = apart(OpTrace(pair.op, pair.coords).zeros(pair.group.num_state))
-            own = pair.group.dtype
 
             def stored_as(e):
-                dtype = entry_dtype(e.dtype, own)
+                dtype = entry_dtype(graph, pair, e.dtype)
                 # complex numbers are stored as they are
                 as_is = self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating)
                 return e.astype(dtype if as_is else stored_dtype(self.trace_dtype))
@@ -259,7 +258,7 @@ def _with_history(
     # An op with a reader of its own chooses by platform; all others are read behind one branch.
     apart, together = _parted(graph, lambda primitive: primitive.trace_reader)
     if together:
-        like = {pair.relation.key: weights[pair.relation.key] for pair in together}
+        like = {pair.relation.key: grads[pair.relation.key] for pair in together}
 
         def read():
             signals = by_pair(graph, lambda pair: pair.gathered(lam))

@@ -18,7 +18,7 @@ from .. import _jax
 from .._compiler import Coordinates, OpUse, abstract, depends, is_complex
 from .._executor import Transition, Vector, add, apply, compose, dense, dot, is_read
 from ..errors import RuleContractError
-from .contraction import by_group, finite, in_parts, op_gradient, outside_loops
+from .contraction import by_group, contracted, finite, in_parts, in_wide, like_avals, outside_loops
 from .layout import (
     Entry,
     Pair,
@@ -27,6 +27,7 @@ from .layout import (
     anywhere,
     by_name,
     by_state,
+    chances,
     chosen,
     folded,
     is_plain,
@@ -73,12 +74,13 @@ class OpTrace:
     A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
     for each state, which XLA can write in place. In between an entry is a vector of the algebra of
     D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at the
-    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none.
+    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none. All is
+    computed in single precision at least.
     """
 
     def __init__(self, op: OpUse, coords: Coordinates, weights: Entry | None = None):
-        self.op, self.coords = op, coords
-        self.weights = {} if weights is None else finite(op, weights)
+        self.given, self.op, self.coords = op, in_wide(op), coords
+        self.weights = {} if weights is None else finite(op, like_avals(self.op, weights))
 
     # the empty trace ------------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class OpTrace:
         return jnp.broadcast_to(zero, (*self.op.repeats, *zero.shape))
 
     def _init(self, slot: str, algorithm: str, num_state: int):
-        op = self.op
+        op = self.given
         variable = lambda a: SimpleNamespace(aval=jax.ShapeDtypeStruct(a.shape, a.dtype))
         x = None if op.x is None else variable(op.x_aval)
         weights = {n: variable(a) for n, a in op.weight_avals.items()}
@@ -145,6 +147,7 @@ class OpTrace:
         else:
             params, layout = tuple(op.params.items()), self.coords.layout
             rule = _traced_once(op.primitive, slot, root.rule(slot), params, layout)
+        x = self._as_read(x)
         return self._each(lambda d: rule(x, d.astype(op.y_aval.dtype), self.weights), df)
 
     def accumulate(self, xs, pushes: Vector) -> Vector:
@@ -161,8 +164,8 @@ class OpTrace:
         # in the parameter's layout the reverse rule sums over time; the axes that a trace keeps
         # apart are mapped
         if root.optional_rule('instant_drtrl') is None:
-            contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
-            rule = self._lane_by_lane(contract, 1)
+            contract = functools.partial(contracted, dataclasses.replace(op, primitive=root))
+            rule, xs = self._lane_by_lane(contract, 1), self._as_read(xs)
             return self._each(lambda d: rule(xs, d, self.weights), pushes)
 
         # another layout (conv, lora) has no contraction over time: step by step
@@ -185,7 +188,15 @@ class OpTrace:
         return mapped_over_added(rule, self.coords.layout, self.coords.axis)
 
     def _each(self, fn: Callable, vector: Vector) -> Vector:
-        return tuple(None if x is None else in_parts(self.op, fn, x) for x in vector)
+        def one(x):
+            found = in_parts(self.op, fn, x)
+            return jax.tree.map(lambda e: e.astype(_jax.wide(e.dtype)), found)
+
+        return tuple(None if x is None else one(x) for x in vector)
+
+    def _as_read(self, x):
+        """x in the dtype in which the op is computed."""
+        return None if x is None else x.astype(self.op.x_aval.dtype)
 
     def _lane_by_lane(self, fn: Callable, lane: int) -> Callable:
         """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the
@@ -204,7 +215,7 @@ class OpTrace:
         op, coords, avals = self.op, self.coords, self.op.weight_avals
         some = next((x for x in signal if x is not None), None)
         if some is None:
-            zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in avals.items()}
+            zeros = {n: jnp.zeros(a.shape, _jax.wide(a.dtype)) for n, a in avals.items()}
             return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
         # a layout that is not the parameter's has a rule of its own, which sums over lanes
         own, product = op.primitive.optional_rule('solve_drtrl'), self.transport
@@ -272,7 +283,7 @@ class OpTrace:
 
     def _numbers(self, entry: States, alive: jax.Array) -> States:
         """A stored entry, zero in lanes without a past, in the dtype in which sums are made."""
-        dtype = self.op.y_aval.dtype
+        dtype = _jax.wide(self.op.y_aval.dtype)
         return jax.tree.map(lambda e: where_lanes(alive, True, read(e, dtype)), entry)
 
     @property
@@ -334,11 +345,12 @@ class OpTrace:
     def renewed(self, entry: States, alive: jax.Array, changes: Changes, t: jax.Array) -> States:
         """The stored entry after some changes."""
         op, coords = self.op, self.coords
+        chance = chances(t, alive)
         rows = max(change.rows for change in changes)
         if rows == 1 and len(changes) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
             # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
             if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
-                return self._by_kernel(entry, alive, changes[0])
+                return self._by_kernel(entry, alive, changes[0], chance)
 
         # what decides: the number of rows, whether states can be written one by one, how many old
         # states make a new one
@@ -354,7 +366,7 @@ class OpTrace:
 
         def all_at_once(entry, order=None):
             summed = multiplied_out if few and not sparse else contracted
-            return self._state_by_state(entry, alive, changes, summed, order, t)
+            return self._state_by_state(entry, alive, changes, summed, order, t, chance)
 
         # one row for states that are made of several: XLA's code for it is slower than lane by lane
         if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
@@ -362,7 +374,9 @@ class OpTrace:
         if self._is_by_sample and coords.shape and coords.shape[0]:
             lane = sum(e.nbytes for e in jax.tree.leaves(entry)) // coords.shape[0]
             if not few or lane > SMALL_LANE:
-                lane_by_lane = functools.partial(self._over_lanes, alive=alive, changes=changes)
+                lane_by_lane = functools.partial(
+                    self._over_lanes, alive=alive, changes=changes, chance=chance
+                )
                 return _jax.platform_dependent(entry, cpu=lane_by_lane, default=all_at_once)
         return all_at_once(entry)
 
@@ -380,13 +394,14 @@ class OpTrace:
         summed: Callable,
         order: list[int] | None,
         t: jax.Array,
+        chance: jax.Array,
     ) -> States:
         """All lanes at once, one state after the other in an order in which XLA can write in
         place.
         """
         numbers = by_state(self._numbers(entry, alive))
         if order is None or len(order) == 1:
-            return put_back(self._changed(changes, numbers, summed), entry)
+            return put_back(self._changed(changes, numbers, summed), entry, chance)
         made: list = [None] * len(order)
         first, *others = changes
         for state in order:
@@ -399,9 +414,11 @@ class OpTrace:
             made[state] = self._changed(tuple(needed), numbers, summed)[state]
             if state != order[-1]:
                 first = first._replace(p=after(made[state], t, first.p))
-        return put_back(tuple(made), entry)
+        return put_back(tuple(made), entry, chance)
 
-    def _over_lanes(self, entry: States, alive: jax.Array, changes: Changes) -> States:
+    def _over_lanes(
+        self, entry: States, alive: jax.Array, changes: Changes, chance: jax.Array
+    ) -> States:
         """Each lane in turn: one product of matrices, written in place.
 
         Of several states a lane's old numbers are read one turn ahead: each new state is made of
@@ -411,7 +428,8 @@ class OpTrace:
         ahead = len(needed) > 1
 
         def summed(change: Change) -> Vector:
-            made = lambda d: op_gradient(self.op, change.x, d, self.weights)
+            x = self._as_read(change.x)
+            made = lambda d: contracted(self.op, x, d, self.weights)
             return jax.tree.map(lambda e: e[None], self._each(made, change.q))
 
         def lane(entry, b):
@@ -426,13 +444,14 @@ class OpTrace:
             )
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
             made = self._changed(here, by_state(old), summed)
-            entry = put_back(made, entry, lambda e, x: put(e, x, allow_negative_indices=False))
+            own = functools.partial(put, allow_negative_indices=False)
+            entry = put_back(made, entry, one_lane(chance, b), own)
             return entry, lane(entry, jnp.minimum(b + 1, lanes - 1)) if ahead else None
 
         start = entry, lane(entry, 0) if ahead else None
         return jax.lax.fori_loop(0, lanes, write, start)[0]
 
-    def _by_kernel(self, entry: States, alive: jax.Array, change: Change) -> States:
+    def _by_kernel(self, entry: States, alive: jax.Array, change: Change, chance) -> States:
         """One step, written by a kernel, to which the states are a last axis, on platforms that
         have one.
         """
@@ -440,13 +459,14 @@ class OpTrace:
 
         def default(p, q, x, weights, entry):
             moved = self.carry(p, by_state(self._numbers(entry, alive)))
-            return put_back(added(moved, self.instant(x, q)), entry)
+            return put_back(added(moved, self.instant(x, q)), entry, chance)
 
         def by(kernel):
             def run(p, q, x, weights, entry):
                 numbers = self._numbers(entry, alive)
                 trace = {n: jnp.stack(e, -1) for n, e in numbers.items()}
-                d, f = (dense(tree, self.coords.shape, op.y_aval.dtype) for tree in (p, q))
+                dtype = jnp.result_type(*trace.values())
+                d, f = (dense(tree, self.coords.shape, dtype).astype(dtype) for tree in (p, q))
                 new = kernel(d, trace, f, x, weights, **op.params)
                 wanted, is_dict = {n: e.shape for n, e in trace.items()}, isinstance(new, Mapping)
                 of_dict = {n: jnp.shape(e) for n, e in new.items()} if is_dict else {}
@@ -457,14 +477,14 @@ class OpTrace:
                         f'like the one given: {wanted} expected, {found} found.'
                     )
                 return {
-                    n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es))
+                    n: tuple(stored(new[n][..., s], e.dtype, chance) for s, e in enumerate(es))
                     for n, es in entry.items()
                 }
 
             return run
 
         kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
-        operands = change.p, q, x, self.weights, entry
+        operands = change.p, q, self._as_read(x), self.weights, entry
         return _jax.platform_dependent(*operands, default=default, **kernels)
 
 
@@ -488,11 +508,13 @@ def apart(entry: Entry) -> States:
     return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
 
 
-def put_back(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:
+def put_back(
+    new: Vector, entry: States, chance: jax.Array, put: Callable = lambda e, x: x
+) -> States:
     """The new numbers as the entry stores them; a state that is zero by structure stays."""
     return {
         n: tuple(
-            e if x is None or e is None else put(e, stored(x, e.dtype))
+            e if x is None or e is None else put(e, stored(x, e.dtype, chance))
             for x, e in zip(of_name, entry[n], strict=True)
         )
         for n, of_name in by_name(new, entry).items()

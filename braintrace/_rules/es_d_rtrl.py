@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
+from .._compiler import ETraceGraph
 from .._executor import Factors, Signals, Vector, add, apply, dot, over_time
 from .contraction import (
     Groups,
@@ -30,14 +32,15 @@ from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, W
 # ``f`` of the output's, the states of the group in its last axis.
 
 
-def empty_factors(pair: Pair) -> dict[str, jax.Array]:
+def empty_factors(graph: ETraceGraph, pair: Pair) -> dict[str, jax.Array]:
     """The two factors before the first step; an op without x has ``f`` alone."""
     op, coords = as_represented(pair.op), pair.coords
     f = OpTrace(pair.op, coords).zeros_pp(pair.group.num_state)
-    slots = {'f': f.astype(entry_dtype(f.dtype, pair.group.dtype))}
+    slots = {'f': f.astype(entry_dtype(graph, pair, f.dtype))}
     if op.x is not None:
         lanes = coords.shape[: int(pair.has_lanes_added)]
-        slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), op.x_aval.dtype)
+        dtype = _jax.promoted(op.x_aval.dtype, jnp.finfo(slots['f'].dtype).dtype)
+        slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), dtype)
     return slots
 
 
@@ -125,7 +128,7 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         )
 
     def init(self, graph):
-        return by_pair(graph, empty_factors)
+        return by_pair(graph, partial(empty_factors, graph))
 
     def update(self, network, carried, factors, t):
         return joined(self._advanced(network, alive(network, apart(carried), t > 0), factors))

@@ -243,10 +243,18 @@ def chosen(vector: tuple, wanted: Sequence[bool], zero=None) -> tuple:
     return tuple(x if there else zero for x, there in zip(vector, wanted, strict=True))
 
 
-def entry_dtype(dtype, group) -> jnp.dtype:
-    """The dtype of an entry for weights of some dtype: complex where the group's states are."""
-    complex_group = jnp.issubdtype(group, jnp.complexfloating)
-    return _jax.promoted(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
+def entry_dtype(graph: ETraceGraph, pair: Pair, dtype) -> jnp.dtype:
+    """The dtype of an entry that is made in some dtype: that of the states and of the parameters
+    behind the op where it is wider, and complex where a state is.
+
+    Products may be made in fewer bits than both. A trace that is kept in these adds small numbers
+    to large ones, and stands still where it decays by less than their last bit.
+    """
+    program, avals = graph.program, graph.program.avals
+    states = (avals[program.carry[c]].dtype for c in pair.group.states)
+    behind = (avals[program.params[i]] for each in pair.op.parameters.values() for i in each)
+    widths = (jnp.finfo(a.dtype).dtype for a in behind if jnp.issubdtype(a.dtype, jnp.inexact))
+    return _jax.promoted(dtype, *states, *widths)
 
 
 def stored_dtype(dtype) -> jnp.dtype:
@@ -261,11 +269,40 @@ def held_dtype(dtype) -> jnp.dtype:
     return jnp.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
 
 
-def stored(x: jax.Array, dtype) -> jax.Array:
-    """``x`` as a trace of that stored dtype holds it."""
+def stored(x: jax.Array, dtype, chance: jax.Array | None = None) -> jax.Array:
+    """``x`` as a trace of that stored dtype holds it; by ``chance``: see :func:`dithered`."""
+    if chance is not None:
+        x = dithered(x, held_dtype(dtype), chance)
     if dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype)
     return x.astype(dtype)
+
+
+def chances(t: jax.Array, alive: jax.Array) -> jax.Array:
+    """A number for each lane of an entry, or one for all of it, that is another at each step count:
+    the same in every run.
+    """
+    lanes = alive.size
+    x = (t * lanes + jnp.arange(lanes) if alive.ndim else t.sum()).astype(jnp.uint32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x9E3779B9)):
+        x = (x ^ (x >> shift)) * jnp.uint32(factor)
+    return x
+
+
+def dithered(x: jax.Array, dtype, chance: jax.Array) -> jax.Array:
+    """``x`` in a dtype. In one of 16 bits it is rounded up or down by chance, the nearer the
+    likelier, so that it is ``x`` on average: to the nearest, a number that changes by less than
+    half of its last digit would never change.
+    """
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 16
+    if not narrow or jnp.finfo(x.dtype).bits == 16:
+        return x.astype(dtype)
+    x, rest = x.astype(jnp.float32), 23 - jnp.finfo(dtype).nmant
+    place = jnp.arange(x.size, dtype=jnp.uint32).reshape(x.shape) * jnp.uint32(0x9E3779B9)
+    drawn = place + chance.reshape(chance.shape + (1,) * (x.ndim - chance.ndim))
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + (drawn >> (32 - rest))
+    near = jax.lax.bitcast_convert_type(bits >> rest << rest, jnp.float32)
+    return jnp.where(jnp.isfinite(x), near, x).astype(dtype)
 
 
 def read(e: jax.Array, dtype=None) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import _jax
 from .._compiler import ETraceGraph, HiddenGroup
 from .._executor import (
     VARIES,
@@ -51,9 +52,11 @@ SHORT = 8  # rows that are copied rather than contracted by themselves
 
 
 def group_dtype(graph: ETraceGraph, group: HiddenGroup):
-    """The common dtype of a group's states and of its D."""
+    """The dtype in which D of a group is multiplied, step after step: that of its states, and at
+    least single precision.
+    """
     avals, carry = graph.program.avals, graph.program.carry
-    return jnp.result_type(*(avals[carry[c]].dtype for c in group.states))
+    return _jax.wide(_jax.promoted(*(avals[carry[c]].dtype for c in group.states)))
 
 
 class Segment(NamedTuple):
@@ -358,7 +361,7 @@ def backwards(
         ((lam, p), sums), (row, later, reset, is_last) = carry, at
         d, _, (_, c, _) = window.steps.open(row)
         # lam = c + lam D and p = p D, D once where it can be
-        before = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in lam.items()}
+        before = {g: filled(tuple(map(add, c[g], pull(s, d[g]))), s) for g, s in lam.items()}
         moved = {g: filled(compose(s, (d | once)[g]), s) for g, s in p.items()}
         if is_last is not None:  # p starts before the last step
             moved = {g: _started(s, is_last) for g, s in moved.items()}

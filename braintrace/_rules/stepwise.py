@@ -16,7 +16,7 @@ from .._compiler import ETraceGraph
 from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
-from .layout import Pair, by_op, by_pair, pairs, where_lanes
+from .layout import Pair, by_op, by_pair, chances, dithered, pairs, where_lanes
 from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
 
 Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
@@ -204,7 +204,8 @@ class StepRule(Stepwise, PositionWise):
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
             found = self.step(pair, _past(network.graph, old, t), x, d, df)
-            return {name: found[name].astype(e.dtype) for name, e in old.items()}
+            chance = chances(t.sum(), t.sum())
+            return {name: dithered(found[name], e.dtype, chance) for name, e in old.items()}
 
         return by_pair(network.graph, one)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import _jax
 from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, even
 from .._rules import (
@@ -498,7 +499,8 @@ class Run:
         def step(weights, world, at: Sequence):
             seen = self._seen(weights, world, at)
             (x, d, df), dy = seen.factors, seen.signals.dy
-            sums = {op.key: dy[op.key] for op in self.graph.ops if op.x is None and op.key in dy}
+            without_x = [op.key for op in self.graph.ops if op.x is None and op.key in dy]
+            sums = {key: dy[key].astype(_jax.wide(dy[key].dtype)) for key in without_x}
             return seen.world, (seen.direct, sums), (x, seen.loss, seen.aux), (d, df, seen.signals)
 
         def moving_step(weights, state, at):

@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import (
     Diagnostic,
     ETraceGraph,
@@ -126,7 +127,9 @@ def _filtered(
 ) -> ETraceGraph:
     """The step in which these values are filtered where readouts read them."""
     program, edit = graph.program, Splicing(graph.program)
-    old = {v: edit.value(program.avals[v]) for v in values}
+    # a filter of few bits would decay at another rate
+    wide = lambda aval: aval.update(dtype=_jax.wide(aval.dtype))
+    old = {v: edit.value(wide(program.avals[v])) for v in values}
     new: dict[int, int] = {}
     reads: dict[int, int] = {}
     keys: dict[int, tuple[str, ...]] = {}
@@ -134,8 +137,8 @@ def _filtered(
 
     def filtered(x, r):
         stop = jax.lax.stop_gradient
-        r = x - stop(x) + kappa * (r - stop(r))
-        return r, stop(x) + r
+        r = (x - stop(x)).astype(r.dtype) + kappa * (r - stop(r))
+        return r, stop(x) + r.astype(x.dtype)
 
     for op, x in sorted(reading, key=lambda each: each[0].equation):
         pieces = list(dict.fromkeys(_pieces(program, x)))

@@ -17,6 +17,9 @@ from .._windows import Gradient, task_loss, total_loss, zero_gradient
 from ..errors import OptionError, StructureError
 from .saving import kind_of_key
 
+# bounds of the numbers on which steps are compared: of floats, and of integers
+DRAWN = (0.1, 0.9, 2), (-2.0, 2.0, 10), (-10.0, 10.0, 1000)
+
 
 def pull_back(step: Callable, params, state, *rest):
     """``outputs, pull, state`` of ``step(params, state, *rest)``; see :meth:`OnlineLearner.vjp`."""
@@ -122,7 +125,8 @@ def of_samples(
 
 def _check_apart(whole: Any, single: Any, carry_axes, input_axes, out_axes) -> None:
     """Refuse a step whose samples depend on each other, on their number or on their place: on drawn
-    numbers the step of the batch has to be the step of each sample.
+    numbers the step of the batch has to be the step of each sample. They are small and positive,
+    then of both signs, then large: a step may do another thing behind a threshold.
     """
     if single.sample_of is whole:
         return
@@ -131,13 +135,13 @@ def _check_apart(whole: Any, single: Any, carry_axes, input_axes, out_axes) -> N
     in_axes = [*carry_axes, *input_axes]
     shapes = [*single.program.leaf_avals, *(single.program.avals[v] for v in single.program.inputs)]
 
-    def drawn(aval):
+    def drawn(aval, low: float, high: float, end: int):
         if is_key(aval):
             return jax.random.split(jax.random.key(0, impl=kind_of_key(aval)), aval.shape)
         values = (
-            rng.uniform(0.1, 0.9, aval.shape)
+            rng.uniform(low, high, aval.shape)
             if is_inexact(aval)
-            else rng.integers(0, 2, aval.shape)
+            else rng.integers(0, end, aval.shape)
         )
         return jnp.asarray(values).astype(aval.dtype)
 
@@ -155,13 +159,17 @@ def _check_apart(whole: Any, single: Any, carry_axes, input_axes, out_axes) -> N
             x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
             yield x, y.reshape(y.shape[:1] + x.shape[1:])
 
-    with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
-        params = [*map(drawn, (program.avals[v] for v in program.params)), *whole.held]
-        given = [*map(drawn, program.leaf_avals)], [drawn(program.avals[v]) for v in program.inputs]
-        pairs = jax.jit(lambda *of: list(both(*of)))(params, *given)
     names = [f'output {i}' for i in range(len(out_axes))]
     names += [path_name(key) for key in program.leaf_keys]
-    for name, (x, y) in zip(names, pairs, strict=True):
+    found: list = []
+    params, inputs = ([program.avals[v] for v in vs] for vs in (program.params, program.inputs))
+    with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
+        compared = jax.jit(lambda *of: list(both(*of)))
+        for bounds in DRAWN:
+            parts = (params, program.leaf_avals, inputs)
+            values, *given = ([drawn(aval, *bounds) for aval in part] for part in parts)
+            found += zip(names, compared([*values, *whole.held], *given), strict=True)
+    for name, (x, y) in found:
         if not _alike(x, y):
             raise StructureError(
                 f'per_sample=True: {name} of a sample is another one in a batch of {lanes} than '

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from .. import _jax
 from .._compiler import ETraceGraph, abstract, is_inexact, key_counts, param_name, path_name
 from .._executor import (
     Executor,
@@ -469,7 +470,7 @@ class ObservedStep:
         """The gradients before the first step."""
         of_ops, leaves = self.network(weights).weights, jax.tree.leaves(weights)
         return Gradients(
-            {key: jax.tree.map(jnp.zeros_like, of_op) for key, of_op in of_ops.items()},
+            jax.tree.map(lambda w: jnp.zeros(w.shape, _jax.wide(w.dtype)), of_ops),
             {self.places[i]: jnp.zeros_like(leaves[i]) for i in self.chosen},
         )
 

@@ -46,10 +46,12 @@ def d_rtrl(
     trace is the same, and no op may be non-linear in its input.
 
     ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
-    memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
-    for complex traces, it is the weights' own dtype, complex for a complex state. The state holds
-    bfloat16 as its bits in uint16 arrays, which XLA reads faster; ``get_etrace_of`` shows the
-    numbers.
+    memory; sums are made in single precision at least, and each write rounds. In 16 bits it rounds
+    up or down by chance, which is the same in every run: a slow trace is right on average, and a
+    number of it off by some percent, as the report says. By default, and always for complex traces,
+    it is the wider dtype of the parameters and the states, complex for a complex state, also where
+    products are made in fewer bits. The state holds bfloat16 as its bits in uint16 arrays, which
+    XLA reads faster; ``get_etrace_of`` shows the numbers.
 
     ``write_every`` is the number of single steps after which the trace is written; until then the
     state holds the steps' factors, and every gradient is the same. By default it is chosen from the

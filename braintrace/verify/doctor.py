@@ -204,7 +204,8 @@ def _mass(
     if rule is None:
         return None, 'the learner has no rule.'
     if not _is_cut(graph):
-        return None, '' if online.report.exact else f'{rule.name} follows paths between positions.'
+        lost = any(row.left_out for row in online.report.parameters)
+        return None, f'{rule.name} follows paths between positions.' if lost else ''
     if graph.feedback or graph.program.virtual:
         return None, 'the rule has a filter, or weights of its own for the way back.'
     try:

@@ -112,3 +112,19 @@ def test_what_states_that_are_not_hidden_keep_of_parameters_and_of_each_other_is
     history, kinds = told(delay, carry, mark='auto', hidden=lambda path, leaf: path[0] == 'h')
     assert history == {'a': 'not needed', 'b': 'none', 'w': 'part'}
     assert kinds == {('lost-relation', 'b'), ('lost-relation', 'w')}
+
+
+def test_a_step_whose_weight_is_drawn_has_a_gradient_also_without_a_trace():
+    """No op owns a weight that is made of a parameter and of a drawn number."""
+
+    def cell(p, c, x):
+        key, sub = jax.random.split(c['key'])
+        w = p['w'] + 0.1 * jax.random.normal(sub, p['w'].shape)
+        h = 0.8 * c['h'] + braintrace.matmul(x, w)
+        return h, {'h': h, 'key': key}
+
+    params, carry = {'w': np.ones((1, 2))}, {'h': H, 'key': jax.random.key(0)}
+    learner, loss = functional.online(cell, rules.same_step()), lambda h, y: ((h - y) ** 2).sum()
+    got = learner.grad(loss)(params, learner.init(params, carry, XS[0]), XS[0], YS[0])[0]
+    want = jax.grad(lambda p: loss(cell(p, carry, XS[0])[0], YS[0]))(params)
+    np.testing.assert_allclose(got['w'], want['w'], rtol=1e-5)

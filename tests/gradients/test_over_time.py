@@ -223,6 +223,27 @@ def test_what_a_reset_ends_need_not_be_a_number(name, rule):
     assert_close(*found)
 
 
+@pytest.mark.slow
+def test_products_of_many_steps_may_overflow_where_no_loss_counts():
+    """A chaotic unit, of whose derivatives a product over 2,000 steps overflows in float64."""
+
+    def cell(p, h, x):
+        h = 3.9 * h * (1 - h) + 1e-3 * jnp.tanh(braintrace.matmul(x, p['z']))
+        h = jnp.clip(h, 0.01, 0.99)
+        return h, h
+
+    length, loss = 2000, lambda h, _: jnp.mean(h**2)
+    xs, h = RNG.normal(size=(length, B, I)), jnp.full((B, N), 0.3)
+    params, mask = {'z': PARAMS['z']}, np.float64(np.arange(length) < 5)
+    learner = functional.online(cell, rules.d_rtrl())
+    run = jax.jit(learner.sequence_grad(loss, window=None, keep_trace=False, reduction='sum'))
+    state = learner.init(params, h, xs[0])
+    with _jax.as_if_on('cuda'):
+        got = run(params, state, xs, xs, mask).grads
+    want = oracles.by_time(cell, params, h, xs[:5], xs[:5], loss)
+    assert_close(got, want, relative=1e-9)
+
+
 @pytest.mark.parametrize('length', [1, 2, 3])
 @pytest.mark.parametrize('reverse', [False, True])
 def test_a_loop_of_any_kind_is_the_scan_that_it_replaces(length, reverse):

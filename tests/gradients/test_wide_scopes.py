@@ -327,3 +327,47 @@ def test_a_closed_reach_is_exact_in_the_report_and_an_open_one_is_not():
     assert 'influence that needs more than 2 steps to arrive' in report.approximation
     few = braintrace.report(compiled(plain, rtrl(keep=2)).first.graph, rtrl(keep=2))
     assert 'all but 2 ways into each hidden number' in few.approximation
+
+
+def broadcast(p, h, x):
+    """A bias and a gain of each unit, which marking broadcasts to the batch."""
+    h = 0.8 * h + p['gain'] * jnp.tanh(x @ p['w'] + h @ p['r'] + p['bias'])
+    return h, h
+
+
+def driven_by_one(p, h, x):
+    """The first sample's row of a weight of each sample drives all samples."""
+    h = 0.8 * h + jnp.tanh(x @ p['w'] + h @ p['r']) + (p['each'] + 0 * h)[:1]
+    return h, h
+
+
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('rule', [rtrl(), snap(4)], ids=repr)
+@pytest.mark.parametrize('cell', [broadcast, driven_by_one])
+def test_a_bias_that_is_marked_has_the_memory_of_one_sample_for_each(cell, rule):
+    rng, batch, steps = np.random.default_rng(0), 3, 9
+    shapes = {'w': (2, 4), 'r': (4, 4)}
+    shapes |= {'bias': (4,), 'gain': (4,)} if cell is broadcast else {'each': (batch, 4)}
+    params = {name: rng.normal(size=shape) / 2 for name, shape in shapes.items()}
+    xs, ys = rng.normal(size=(steps, batch, 2)), rng.normal(size=(steps, batch, 4))
+    flags, h = rng.random((steps, batch)) < 0.15, jnp.zeros((batch, 4))
+    loss = lambda h, y: jnp.mean((h - y) ** 2)
+
+    def total(params):
+        def step(h, at):
+            x, y, flag = at
+            h, out = cell(params, jnp.where(flag[:, None], 0, h), x)
+            return h, loss(out, y)
+
+        return jax.lax.scan(step, h, (xs, ys, flags))[1].sum()
+
+    learner, want = functional.online(cell, rule, mark='auto'), jax.grad(total)(params)
+    state = learner.init(params, h, xs[0])
+    run = jax.jit(learner.sequence_grad(loss, window=4, reduction='sum'))
+    assert_close(run(params, state, xs, ys, None, (flags, h)).grads, want)
+    if cell is broadcast:
+        # four numbers in each sample, and 8, 16, 4 and 4 weights whose y keeps all of them
+        assert learner.report(64).memory == 64 * learner.report.memory_of_lane == 64 * 4 * 32 * 8
+        apart = learner.heads(loss, per_sample=True)(params, state, xs[0], ys[0])
+        whole = learner.grad(loss)(params, state, xs[0], ys[0])[0]
+        assert_close({n: apart.grads[0][n].mean(0) for n in whole}, whole)

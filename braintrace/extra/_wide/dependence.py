@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._compiler import PROPERTIES, ETraceGraph, abstract, is_inexact
+from ..._compiler import PROPERTIES, ETraceGraph, OpUse, abstract, is_inexact
 from ..._executor import Executor
+from ..._rules import op_gradient
 from ...errors import NotSupportedError
 
 # positive evaluation ------------------------------------------------------------------------------
@@ -312,23 +313,12 @@ class _LinearPullBack:
 
     @cached_property
     def _flags(self) -> np.ndarray:
-        """``(m, lanes)``: for each binary digit of a lane's number the lanes that have it, and
-        those that have not; of any two lanes one row has the first alone.
-        """
-        lanes = np.arange(math.prod(self.numbers.front))
-        digits = [(lanes >> k) % 2 == 1 for k in range(max(1, (len(lanes) - 1).bit_length()))]
-        return np.stack([*digits, *(~d for d in digits)])
+        return _flags(math.prod(self.numbers.front))
 
     @cached_property
     def _halves(self) -> list[np.ndarray]:
         """Ones on the new states of the flagged lanes."""
-        flags = self._flags
-        return [
-            np.broadcast_to(
-                flags.reshape(*flags.shape, *(1 for _ in s[1:])), (len(flags), *s)
-            ).astype(float)
-            for s in self.numbers.shapes
-        ]
+        return [_flagged(self._flags, shape) for shape in self.numbers.shapes]
 
     def meet(self) -> str:
         """Where a lane reads another; empty: nowhere."""
@@ -344,7 +334,11 @@ class _LinearPullBack:
                 'takes the derivative of a step lane by lane. Use braintrace.rules.d_rtrl(), or '
                 "an exact window (inside='exact')."
             )
-        batched = {op.key for op in self.graph.ops if op.primitive.batched}
+        batched = {
+            op.key
+            for op in self.graph.ops
+            if op.primitive.batched or by_lane(op, self.numbers.lanes)
+        }
         return frozenset(
             key
             for key, y in zip(self.keys, found[count:], strict=True)
@@ -383,11 +377,46 @@ class _LinearPullBack:
         return 'read one another in an equation of the step'
 
 
+def _flags(lanes: int) -> np.ndarray:
+    """``(m, lanes)``: for each binary digit of a lane's number the lanes that have it, and those
+    that have not; of any two lanes one row has the first alone.
+    """
+    each = np.arange(lanes)
+    digits = [(each >> k) % 2 == 1 for k in range(max(1, (lanes - 1).bit_length()))]
+    return np.stack([*digits, *(~d for d in digits)])
+
+
+def _flagged(flags: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``(m, *shape)``: ones in the flagged lanes."""
+    rows = flags.reshape(*flags.shape, *(1 for _ in shape[1:]))
+    return np.broadcast_to(rows, (len(flags), *shape)).astype(float)
+
+
 def _crosses(x: np.ndarray, flags: np.ndarray) -> bool:
     """Whether a row of ``(m, lanes, ...)`` stands in another lane than those flagged."""
     if x.shape[1:2] != flags.shape[1:]:
         return bool(x.any())
     return bool((x.reshape(*flags.shape, -1).any(-1) & ~flags).any())
+
+
+def by_lane(op: OpUse, lanes: int | None) -> bool:
+    """Whether the weights of an op without x have the lanes in front, and each lane of them makes
+    that lane of y alone: those of a bias that was broadcast to the batch before it became an op.
+    """
+    shapes = {a.shape[:1] for a in (op.y_aval, *op.weight_avals.values())}
+    if op.x is not None or op.repeats or shapes != {(lanes,)}:
+        return False
+    empty = op.empty()
+
+    def gradient(*values):
+        *weights, d = values
+        given = dict(zip(op.weight_avals, weights, strict=True))
+        return list(op_gradient(empty, None, d[None], given).values())
+
+    linear = Linear(gradient, list(map(abstract, op.weight_avals.values())), [abstract(op.y_aval)])
+    flags = _flags(op.y_aval.shape[0])
+    found = linear.depends([_flagged(flags, op.y_aval.shape)])
+    return not any(_crosses(x, flags) for x in found)
 
 
 def dependence(graph: ETraceGraph) -> Dependence:

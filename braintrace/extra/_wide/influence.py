@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ... import _jax
 from ..._compiler import ETraceGraph, HiddenGroup
 from ..._rules import (
     Network,
@@ -57,7 +58,7 @@ class Wide(WritesAtOnce, Windowed):
     delays: ClassVar[bool] = False
 
     def init(self, graph):
-        return by_pair(graph, lambda pair: Slots(pair).zeros())
+        return by_pair(graph, lambda pair: Slots(pair).zeros(graph))
 
     # factors --------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class Wide(WritesAtOnce, Windowed):
 
         # lam = 0 and p = 1 after the last step
         like, _, _ = window.steps.like
-        one = {k: slots.identity(like[k].dtype) for k, slots in flows.items()}
+        one = {k: slots.identity(_jax.wide(like[k].dtype)) for k, slots in flows.items()}
         lam = {k: jnp.zeros_like(p[..., 0] if flows[k].shared else p[0]) for k, p in one.items()}
         end, steps = (lam, one if keep else {}), (window.steps.rows, resets, later)
         (lam, p), (delta, push) = jax.lax.scan(back, end, steps, len(window.t), reverse=True)

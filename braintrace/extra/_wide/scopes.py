@@ -192,12 +192,11 @@ class Slots:
         self.number, self.shared = pair.group.num_state, pair.kept.rows is None
         self.axis = int(pair.laned)  # of the slots of a stored array
 
-    def zeros(self) -> Entry:
+    def zeros(self, graph: ETraceGraph) -> Entry:
         """The empty entry: ``init_drtrl``, the states as slots."""
         entry = OpTrace(self.op, self.coords).zeros(self.number)
-        dtype = self.pair.group.dtype
         return {
-            n: jnp.moveaxis(e, -1, self.axis).astype(entry_dtype(e.dtype, dtype))
+            n: jnp.moveaxis(e, -1, self.axis).astype(entry_dtype(graph, self.pair, e.dtype))
             for n, e in entry.items()
         }
 

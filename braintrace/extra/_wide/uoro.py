@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._compiler import ETraceGraph, OpUse, Relation, is_complex
+from ..._compiler import ETraceGraph, OpUse, is_complex
 from ..._executor import Factors, apply, dot, filled
 from ..._rules import (
     Pair,
@@ -23,6 +23,7 @@ from ..._rules import (
     by_op,
     by_pair,
     empty_factors,
+    entry_dtype,
     factored_gradient,
     joined,
     op_gradient,
@@ -104,7 +105,7 @@ class Signs(Stepwise):
 
     def init(self, graph):
         def one(pair: Pair) -> dict:
-            slots = empty_factors(pair)
+            slots = empty_factors(graph, pair)
             if without_x(pair.op):
                 shape = (*(1 for _ in pair.op.repeats), *((graph.lanes,) if pair.laned else ()))
                 slots['one'] = jnp.zeros(shape, jnp.finfo(slots['f'].dtype).dtype)
@@ -240,12 +241,13 @@ class OneProduct(Stepwise):
         avals = {program.carry_names[c]: program.avals[program.carry[c]] for c in graph.states}
         front = () if lanes is None else (lanes,)
 
-        def zeros(rel: Relation) -> dict:
+        def zeros(pair: Pair) -> dict:
             return {
-                n: jnp.zeros((*front, *w.shape), w.dtype) for n, w in rel.op.weight_avals.items()
+                n: jnp.zeros((*front, *w.shape), entry_dtype(graph, pair, w.dtype))
+                for n, w in pair.op.weight_avals.items()
             }
 
-        m = {r.key: {r.groups[0].name: zeros(r)} for r in graph.hidden_param_op_relations}
+        m = by_pair(graph, zeros)
         s = {name: jnp.zeros(a.shape, a.dtype) for name, a in avals.items()}
         return {**m, STATES: s, KEY: jax.random.key(self.seed)}
 
