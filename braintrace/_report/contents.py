@@ -150,7 +150,7 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
         plain = dataclasses.replace(graph, hidden_param_op_relations=tuple(flat))
         once = _trace_shapes(plain, init)
     rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
-    for rel, group, _, laned in graph.pairs:
+    for rel, group, _, laned, _ in graph.pairs:
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
             # an array, or a tuple of one for each state
             first, *_ = jax.tree.leaves(arrays)
