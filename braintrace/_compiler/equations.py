@@ -414,9 +414,7 @@ def backward(
     if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
     if does.mixes:
-        fed = (
-            does.fed(eqn.params, ins, out_labels[0]) if does.fed is not None else [None] * len(ins)
-        )
+        fed = does.fed(eqn.params, ins, out_labels[0]) if does.fed is not None else [None] * len(ins)
         each = zip(ins, fed, wanted, strict=True)
         return [None if not w else many(s) if lab is None else lab for s, lab, w in each]
     # movement: an element gets the labels of all places that it went to
