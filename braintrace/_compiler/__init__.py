@@ -16,6 +16,7 @@ from .graph import (
     OpUse,
     Relation,
     Route,
+    compressed,
     readouts,
 )
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of

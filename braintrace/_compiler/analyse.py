@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..errors import CompileError, OptionError
 from .analysis.findings import direct_parameters, find_findings, split_alike
-from .analysis.lanes import carried_lanes
+from .analysis.lanes import find_batch
 from .analysis.ops import find_ops
 from .analysis.relations import (
     Positions,
@@ -88,10 +88,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     # relations: which op feeds which group
     ops = find_ops(program)
     relations, missing = find_relations(positions, groups, ops)
-    # the batch size, if all batched ops share one
-    sizes = {op.x_aval.shape[0] for op in ops if op.primitive.batched and op.x is not None}
-    lanes = sizes.pop() if len(sizes) == 1 else None
-    laned = carried_lanes(program, groups, ops, relations, lanes)
+    lanes, batch_axes = find_batch(program, groups, ops, relations, _named(program, policy))
     graph = ETraceGraph(
         program=program,
         hidden_groups=groups,
@@ -104,7 +101,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         direct=direct_parameters(program, ops),
         colours=_colours(positions, derived),
         lanes=lanes,
-        laned=laned | _named_lanes(program, policy, lanes),
+        batch_axes=batch_axes,
         policy=policy,
     )
     # groups (r, s) of different shapes where s reads the old r by plain paths
@@ -166,24 +163,24 @@ def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, .
     return tuple(result)
 
 
-def _named_lanes(program: Program, policy: Policy, lanes: int | None) -> frozenset[int]:
-    """Positions in the carry that ``policy.batched`` names."""
-    named: set[int] = set()
+def _named(program: Program, policy: Policy) -> frozenset[int]:
+    """Positions in the carry that ``policy.batched`` names, all of one batch size."""
+    named: dict[int, str] = {}
     leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.batched:
         if path not in leaves:
             raise OptionError(
-                f'lanes names {path!r}, which is no leaf of the carry; its leaves '
+                f'batched names {path!r}, which is no leaf of the carry; its leaves '
                 f'are {list(leaves)}.'
             )
-        for c in leaves[path]:
-            aval = program.avals[program.carry[c]]
-            if lanes is None or aval.shape[:1] != (lanes,):
-                raise OptionError(
-                    f'lanes names {path!r}, {describe_aval(aval)}, but the batch of '
-                    f"the step's ops is {lanes}: its axis 0 is not the batch."
-                )
-        named.update(leaves[path])
+        named |= dict.fromkeys(leaves[path], path)
+    avals = {path: program.avals[program.carry[c]] for c, path in named.items()}
+    sizes = {aval.shape[:1] for aval in avals.values()}
+    if () in sizes or len(sizes) > 1:
+        found = ', '.join(f'{path!r} ({describe_aval(aval)})' for path, aval in avals.items())
+        raise OptionError(
+            f'batched names {found}; name states whose axis 0 is the batch, as long in each.'
+        )
     return frozenset(named)
 
 

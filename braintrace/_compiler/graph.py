@@ -164,14 +164,30 @@ class Coordinates:
         """The number of added axes, and where they begin."""
         return self.added, self.axis
 
-    def has_lanes(self, lanes: int | None) -> bool:
-        """Whether axis 0 of the entries is a batch of ``lanes`` samples."""
-        if lanes is None or self.shape[:1] != (lanes,) or self.group_shape[:1] != (lanes,):
+    def along(self, axis: int) -> np.ndarray:
+        """The index of each entry's position along an axis of the group; of size 1 along the axes
+        of entries on which it does not depend.
+        """
+        if self.positions is None:
+            shape = [n if k == axis else 1 for k, n in enumerate(self.shape)]
+            return np.arange(self.shape[axis]).reshape(shape)
+        behind = max(1, math.prod(self.group_shape[axis + 1 :]))
+        return compressed(self.positions // behind % max(1, self.group_shape[axis]))
+
+    def leads(self, axis: int) -> bool:
+        """Whether axis 0 of the entries is this axis of the group, index by index."""
+        if not self.shape or self.shape[0] != self.group_shape[axis]:
             return False
-        if self.positions is None or not lanes:
-            return True
-        lane = self.positions.reshape(lanes, -1) // max(1, math.prod(self.group_shape[1:]))
-        return bool((lane == np.arange(lanes)[:, None]).all())
+        index = self.along(axis)
+        return bool(index.size == len(index) and (index.reshape(-1) == np.arange(len(index))).all())
+
+
+def compressed(a: np.ndarray) -> np.ndarray:
+    """The array with size 1 along axes on which it does not depend."""
+    for axis in range(a.ndim):
+        if (a == a.take([0], axis)).all():
+            a = a.take([0], axis)
+    return a
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +321,8 @@ class ETraceGraph:
     - ``recurrent``: the groups that each cut equation leads to
     - ``direct``: parameters that reach a result otherwise than as the weight of an owned op
     - ``colours``: for each state index, sets of groups that one VJP serves
-    - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
+    - ``lanes``: the batch size; ``batch_axes``: position in the carry -> the axis that is known to
+      be the batch; ``laned``: the positions where it is axis 0
     - ``policy``: how it was compiled
     - ``feedback``: for ops that send their error back through other weights B: the numbers of the
       constants that are B, or with ``fading`` B less the op's own weights; these shrink by
@@ -331,7 +348,7 @@ class ETraceGraph:
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
-    laned: frozenset[int]
+    batch_axes: dict[int, int]
     policy: Policy
     feedback: dict[str, dict[str, int]] = field(default_factory=dict)
     fading: float | None = None
@@ -367,12 +384,28 @@ class ETraceGraph:
         return tuple(c for c in self.program.hidden if c not in self.derived.states)
 
     @cached_property
-    def pairs(self) -> tuple[tuple[Relation, HiddenGroup, Coordinates, bool], ...]:
-        """Each relation with each of its groups: where the entries of their trace sit, and whether
-        axis 0 of these is the batch.
+    def laned(self) -> frozenset[int]:
+        return frozenset(c for c, axis in self.batch_axes.items() if axis == 0)
+
+    @cached_property
+    def pairs(
+        self,
+    ) -> tuple[tuple[Relation, HiddenGroup, Coordinates, bool, np.ndarray | None], ...]:
+        """Each relation with each of its groups: where the entries of their trace sit, whether
+        axis 0 of these is the batch, and the sample whose state each is for (see
+        :meth:`Coordinates.along`; None: not known).
         """
+
+        def pair(relation: Relation, group: HiddenGroup, coords: Coordinates) -> tuple:
+            axis = self.batch_axis(group)
+            if axis is None:
+                return relation, group, coords, False, None
+            # an entry has the batch of the op in front, or axes that are added there
+            front = relation.primitive.batched or (coords.added > 0 and coords.axis == 0)
+            return relation, group, coords, front and coords.leads(axis), coords.along(axis)
+
         return tuple(
-            (relation, group, coords, coords.has_lanes(self.lanes_of(group)))
+            pair(relation, group, coords)
             for relation in self.hidden_param_op_relations
             for group, coords in zip(relation.groups, relation.coordinates, strict=True)
         )
@@ -402,9 +435,12 @@ class ETraceGraph:
             hidden_param_op_relations=tuple(replace(r, op=ops[r.key]) for r in relations),
         )
 
-    def lanes_of(self, group: HiddenGroup) -> int | None:
-        """The batch size, if axis 0 of the group's states is known to be the batch."""
-        return self.lanes if self.laned.issuperset(group.states) else None
+    def batch_axis(self, group: HiddenGroup) -> int | None:
+        """The axis of the group's states that is known to be the batch."""
+        axis, *others = {self.batch_axes.get(c) for c in group.states}
+        # a rule's own group may join states of other shapes
+        known = axis is not None and group.shape[axis : axis + 1] == (self.lanes,)
+        return axis if known and not others else None
 
     def __repr__(self) -> str:
         return (

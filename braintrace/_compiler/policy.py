@@ -51,7 +51,7 @@ class Policy:
       one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
       stand in the model stay.
     - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show
-      it. A reset of single lanes puts back only states whose axis 0 is known to be the batch.
+      it. A reset of single lanes puts back only states of which it is known which axis that is.
 
     ``'refuse'`` makes a construct a :class:`braintrace.errors.NotSupportedError` that names its
     place.

@@ -354,6 +354,7 @@ def gathered_axes(p: Mapping, ins: Shapes, outs: Shapes) -> tuple[Names, Names]:
 
 TRANSPOSED = of_one(lambda p, a, b: [*p['permutation']])
 REDUCED = of_one(lambda p, a, b: [k for k in range(len(a)) if k not in p['axes']])
+SQUEEZED = of_one(lambda p, a, b: [k for k in range(len(a)) if k not in p['dimensions']])
 # operands behind the first are indices and updates
 OF_THE_FIRST: Axes = lambda p, ins, outs: same_axes(p, ins[:1], outs)
 UNSTACKED: Axes = lambda p, ins, outs: stacked_axes(p, outs, ins)[::-1]
@@ -433,7 +434,7 @@ ROWS: dict[str, Properties] = {
     **_rows('argmax argmin reduce_and reduce_or reduce_xor', DISCRETE_REDUCTION),
     # moved, nothing lost
     'reshape': replace(ASSEMBLY, moves=RESHAPE, axes=of_one(reshaped_axes)),
-    'squeeze': replace(ASSEMBLY, moves=SQUEEZE, axes=of_one(reshaped_axes)),
+    'squeeze': replace(ASSEMBLY, moves=SQUEEZE, axes=SQUEEZED),
     'transpose': replace(ASSEMBLY, moves=TRANSPOSE, axes=TRANSPOSED),
     'rev': replace(ASSEMBLY, moves=REVERSE, axes=same_axes),
     'broadcast_in_dim': replace(

@@ -13,10 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
+from .._compiler import (
+    Coordinates,
+    ETraceGraph,
+    HiddenGroup,
+    Program,
+    compressed,
+    is_complex,
+    is_inexact,
+)
 from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, PROBE, make_d_plan, make_plan
-from .positions import compressed, gathered
+from .positions import gathered
 from .pull_backs import PullBack, Uncut, as_complex, completed
 
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group

@@ -35,14 +35,6 @@ def gathered(coords: Coordinates, tree):
     return jax.tree.map(leaf, tree)
 
 
-def compressed(a: np.ndarray) -> np.ndarray:
-    """The array with size 1 along axes on which it does not depend."""
-    for axis in range(a.ndim):
-        if (a == a.take([0], axis)).all():
-            a = a.take([0], axis)
-    return a
-
-
 @functools.lru_cache(maxsize=256)
 def _pieces(coords: Coordinates) -> tuple[Callable, ...] | None:
     """The entries as pieces along their last axis, where a few are enough."""

@@ -14,7 +14,7 @@ from .. import _jax
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._jax import is_key
 from .._report import Report, summary
-from .._rules import Rule, Trace, counting, read, uncounted
+from .._rules import Rule, Trace, counting, numbers_of, pairs, uncounted
 from .._signatures import ShowsArguments, check_needs_no_inputs, public
 from .._windows import (
     AS_IT_IS,
@@ -400,7 +400,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         modules says. ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged.
         ``batch_size``: what other modules of brainstate are given, here a check. Raises
         :class:`braintrace.errors.StructureError` for flags of another shape, and where it is not
-        known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``batched``),
+        known which axis of a hidden state is the batch (:class:`braintrace.Policy`, ``batched``),
         :class:`braintrace.errors.OptionError` for another ``batch_size``.
         """
         bound, etrace = self._compiled(), self.etrace.value
@@ -461,7 +461,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             )
         params = jax.tree.leaves(bound.states.now().read(Role.WEIGHT))
         trace = bound.core.first.written(params, etrace['trace'], etrace['t'])
-        return _traces_of(bound.core.graph, trace, etrace['t'], path_name(path))
+        return _traces_of(bound.core.first, trace, etrace['t'], path_name(path))
 
     # along a sequence -----------------------------------------------------------------------------
 
@@ -678,22 +678,24 @@ def _returned(value, result: Result, sequences: tuple):
     raise with_so_far(result.stopped, value, len(result.losses), length_of(*sequences))
 
 
-def _traces_of(graph: ETraceGraph, trace: Trace, t: jax.Array, parameter: str) -> dict:
+def _traces_of(compiled: Any, trace: Trace, t: jax.Array, parameter: str) -> dict:
     """``(relation, group) -> slots`` of the relations that hold a parameter or a part of it: as
     numbers, zero where a lane has no past; separate states go to a last axis.
     """
 
-    def leaf(e):
-        flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
-        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), read(e), 0)
+    def numbers(trace, t):
+        found = {}
+        for pair in pairs(compiled.graph) if trace else ():
+            paths = [path for several in pair.relation.paths.values() for path in several]
+            if any(path == parameter or path.startswith(parameter + '/') for path in paths):
+                slots = numbers_of(compiled.rule, pair, pair.of(trace), t > 0)
+                found[pair.place] = {
+                    name: jnp.stack(e, -1) if isinstance(e, tuple) else e
+                    for name, e in slots.items()
+                }
+        return found
 
-    def numbers(slot):
-        return jnp.stack([leaf(e) for e in slot], -1) if isinstance(slot, tuple) else leaf(slot)
-
-    found = {}
-    for rel in graph.hidden_param_op_relations:
-        paths = [path for several in rel.paths.values() for path in several]
-        if any(path == parameter or path.startswith(parameter + '/') for path in paths):
-            for group, slots in trace.get(rel.key, {}).items():
-                found[rel.key, group] = {name: numbers(e) for name, e in slots.items()}
-    return found
+    # the states of a learner under `vmap` have its axes in front
+    for _ in range(t.ndim - len(compiled.t_shape)):
+        numbers = jax.vmap(numbers)
+    return numbers(trace, t)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import brainstate
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import rules
-from .._compiler import ETraceGraph, Policy
+from .._compiler import ETraceGraph, Policy, path_key, path_name
 from .._public_names import instead_of, instead_of_arguments
 from .._rules import ESDRTRL, Rule
 from .._signatures import public, refuses
@@ -57,6 +58,17 @@ class Lanes(brainstate.nn.Module):
     def states(self, *filters):
         """The states of the module."""
         return self.module.states(*filters)
+
+    def hidden_leaves(self) -> list[str]:
+        """The paths of the hidden states in lanes."""
+
+        def value(state):
+            grouped = isinstance(state, brainstate.HiddenGroupState)
+            return dict.fromkeys(state.name2index, 0) if grouped else state.value
+
+        hidden = self.states(brainstate.HiddenState).items()
+        values = {path: value(state) for path, state in hidden if LANE in (state.tag or ())}
+        return [path_name(path_key(p)) for p, _ in jax.tree_util.tree_leaves_with_path(values)]
 
 
 def lanes_of(model: brainstate.nn.Module, inputs: tuple, batch_size: int | None) -> Lanes:
@@ -238,6 +250,9 @@ def compile(
     learner = _make(model, rule, options, seed)
     with nullcontext() if seed is None else brainstate.random.seed_context(seed):
         brainstate.nn.init_all_states(model, **size)
+    if vmap:
+        named = dict.fromkeys((*learner.policy.batched, *model.hidden_leaves()))
+        learner.policy = replace(learner.policy, batched=tuple(named))
     learner.compile_graph(*inputs)
     return learner
 

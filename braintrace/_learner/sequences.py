@@ -19,7 +19,6 @@ from .._windows import (
     RunInTurns,
     Sequence,
     check_choice,
-    check_flags,
     check_mask,
     check_opt_state,
     check_updatable,
@@ -184,7 +183,7 @@ def learn(
     sequences = jax.tree.map(jnp.asarray, sequences)
     mask = None if mask is None else check_mask(mask, length)
     if reset is not None:
-        reset = check_flags('reset is', reset, length, bound.owner.etrace.value['t'].shape)
+        reset = bound.core.first.checked_flags('reset is', reset, length)
     weights = bound.states.parameters() if weights is None else weights
     if not isinstance(weights, Mapping):
         raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')

@@ -26,6 +26,7 @@ from .layout import (
     by_pair,
     entry_dtype,
     held_dtype,
+    is_laned,
     not_finite,
     of_rows,
     pairs,
@@ -44,4 +45,5 @@ from .rule import (
     Windowed,
     WritesAtOnce,
 )
+from .shared import numbers_of, shared_pairs
 from .stepwise import NoHistory, StepRule, Stepwise

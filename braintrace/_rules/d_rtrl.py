@@ -193,7 +193,8 @@ def _parted(graph: ETraceGraph, own: Callable[[Any], Any]) -> tuple[list[Pair], 
     """The pairs whose primitive has ``own`` code for a platform, and the others."""
     parts: tuple[list[Pair], list[Pair]] = [], []
     for pair in pairs(graph):
-        has_own = own(pair.op.primitive) and is_plain(pair.op, pair.coords)
+        plain = is_plain(pair.op, pair.coords) and not pair.by_position
+        has_own = own(pair.op.primitive) and plain
         parts[0 if has_own else 1].append(pair)
     return parts
 
@@ -278,7 +279,8 @@ def _with_history(
 
 
 def _entry_of(network: Network, pair: Pair) -> OpTrace:
-    return OpTrace(pair.op, pair.coords, network.weights[pair.relation.key])
+    weights = network.weights[pair.relation.key]
+    return OpTrace(pair.op, pair.coords, weights, pair.by_position)
 
 
 def _writer(

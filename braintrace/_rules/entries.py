@@ -74,12 +74,19 @@ class OpTrace:
     A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
     for each state, which XLA can write in place. In between an entry is a vector of the algebra of
     D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at the
-    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none. All is
-    computed in single precision at least.
+    coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none; flags
+    are at the coordinates if it is ``by_position``. All is computed in single precision at least.
     """
 
-    def __init__(self, op: OpUse, coords: Coordinates, weights: Entry | None = None):
+    def __init__(
+        self,
+        op: OpUse,
+        coords: Coordinates,
+        weights: Entry | None = None,
+        by_position: bool = False,
+    ):
         self.given, self.op, self.coords = op, in_wide(op), coords
+        self.by_position = by_position
         self.weights = {} if weights is None else finite(op, like_avals(self.op, weights))
 
     # the empty trace ------------------------------------------------------------------------------
@@ -284,7 +291,22 @@ class OpTrace:
     def _numbers(self, entry: States, alive: jax.Array) -> States:
         """A stored entry, zero in lanes without a past, in the dtype in which sums are made."""
         dtype = _jax.wide(self.op.y_aval.dtype)
-        return jax.tree.map(lambda e: where_lanes(alive, True, read(e, dtype)), entry)
+        return self.alive(jax.tree.map(lambda e: read(e, dtype), entry), alive)
+
+    def alive(self, numbers: States, alive: jax.Array) -> States:
+        """The numbers of an entry, zero in lanes without a past."""
+        if not self.by_position or not alive.ndim:
+            return jax.tree.map(lambda e: where_lanes(alive, True, e), numbers)
+        # what a D that is 1 or 0 at the coordinates would leave, which may multiply no NaN
+        at = jnp.broadcast_to(alive, self.coords.shape).astype(self.op.y_aval.dtype)
+
+        def state(entry: Entry) -> Entry:
+            kept = self.transport(at, jax.tree.map(jnp.ones_like, entry))
+            return {n: jnp.where(kept[n] != 0, e, jnp.zeros((), e.dtype)) for n, e in entry.items()}
+
+        # a state that is not asked for is None
+        states = (state(e) if jax.tree.leaves(e) else None for e in by_state(numbers))
+        return by_name(tuple(states), numbers)
 
     @property
     def _is_by_sample(self) -> bool:
@@ -312,7 +334,8 @@ class OpTrace:
         platforms that have it. That one writes where the flag is set (None: always); then nothing
         passes a branch, where XLA copies it.
         """
-        table = self.op.primitive.trace_writer if is_plain(self.op, self.coords) else {}
+        own = is_plain(self.op, self.coords) and not self.by_position
+        table = self.op.primitive.trace_writer if own else {}
         always = flag is None
 
         def default(flag, changes, entry, alive):
@@ -345,7 +368,7 @@ class OpTrace:
     def renewed(self, entry: States, alive: jax.Array, changes: Changes, t: jax.Array) -> States:
         """The stored entry after some changes."""
         op, coords = self.op, self.coords
-        chance = chances(t, alive)
+        chance = chances(t, alive.any() if self.by_position else alive)
         rows = max(change.rows for change in changes)
         if rows == 1 and len(changes) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
             # a kernel knows values of y's dtype, not the derivative of a complex state by a real y

@@ -68,12 +68,20 @@ def _with_f(trace: Trace, change: Callable) -> Trace:
 
 def alive(network: Network, slots: Trace, flags: jax.Array) -> Trace:
     """The slots, zero in lanes without a past."""
+    return by_pair(network.graph, lambda pair: alive_slots(pair, pair.of(slots), flags))
 
-    def one(pair: Pair):
-        front = len(pair.op.repeats)
-        return jax.tree.map(lambda e: where_lanes(flags, pair.laned, e, front), pair.of(slots))
 
-    return by_pair(network.graph, one)
+def alive_slots(pair: Pair, slots: dict, flags: jax.Array) -> dict:
+    """The slots of a pair, zero but in the flagged lanes. An x that lanes share stays while one of
+    them is flagged.
+    """
+    at = {'f': pair.at_entries(flags)}
+
+    def one(name: str, slot):
+        here = at.get(name, pair.at_x(flags))
+        return jax.tree.map(lambda e: where_lanes(here, True, e, len(pair.op.repeats)), slot)
+
+    return {name: one(name, slot) for name, slot in slots.items()}
 
 
 def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
@@ -240,12 +248,8 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
 
     def _corrected(self, pair: Pair, t: jax.Array, d: jax.Array) -> jax.Array:
         """``d / (1 - a_f^(t+1))`` of each lane."""
-        if t.ndim and not pair.laned:
-            t = t.max()
-        number = jnp.result_type(float)
+        t, number = pair.at_entries(t), jnp.result_type(float)
         correction = 1 - jnp.power(jnp.asarray(self.decays[1], number), t.astype(number) + 1)
-        correction = jnp.expand_dims(correction, range(len(pair.op.repeats)))
-        correction = correction.reshape(correction.shape + (1,) * (d.ndim - correction.ndim))
         d = d.astype(_jax.promoted(d.dtype, jnp.float32))
         return d / correction.astype(jnp.finfo(d.dtype).dtype)
 

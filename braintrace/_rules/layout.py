@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import _jax
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Kept, OpUse, Relation, is_complex
@@ -56,7 +57,7 @@ def gathered_once(graph: ETraceGraph, flags: jax.Array, values: dict[str, dict])
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:
     """``x`` where a lane's flag is set and zero elsewhere, lanes in ``axis``; without lanes, where
-    any flag is set.
+    any flag is set. Flags of several axes stand at so many axes of x.
     """
     flags = flags if laned or flags.ndim == 0 else flags.any()
     if flags.ndim:
@@ -75,30 +76,35 @@ def not_finite(x: jax.Array, axis: int | None) -> jax.Array:
 
 def of_groups(graph: ETraceGraph, flags: jax.Array, by_group: dict) -> dict:
     """Vectors or transitions by group, in the flagged lanes."""
-    laned = {g.name: graph.lanes_of(g) is not None for g in graph.hidden_groups}
-    return {
-        name: jax.tree.map(lambda a, name=name: where_lanes(flags, laned[name], a), tree)
-        for name, tree in by_group.items()
-    }
+    axes = {g.name: graph.batch_axis(g) for g in graph.hidden_groups}
+
+    def one(axis: int | None, a):
+        return where_lanes(flags, axis is not None, a, axis or 0)
+
+    return {name: jax.tree.map(partial(one, axes[name]), tree) for name, tree in by_group.items()}
 
 
 def of_pairs(graph: ETraceGraph, flags: jax.Array, by_relation: dict, rows: bool = False) -> dict:
     """Vectors of every pair, in the flagged lanes; ``rows``: rows stand in their first axis."""
 
     def one(pair: Pair):
-        axis = rows + len(pair.op.repeats)
-        return jax.tree.map(lambda a: where_lanes(flags, pair.laned, a, axis), pair.of(by_relation))
+        axis, at = rows + len(pair.op.repeats), pair.at_entries(flags)
+        return jax.tree.map(lambda a: where_lanes(at, True, a, axis), pair.of(by_relation))
 
     return by_pair(graph, one)
 
 
 def is_laned(graph: ETraceGraph, op: OpUse) -> bool:
-    """Whether axis 0 of an op's x is the lanes."""
-    return op.primitive.batched and op.x_aval.shape[:1] == (graph.lanes,)
+    """Whether axis 0 of an op's x is the lanes, each of which reaches its own states alone."""
+    own = (pair for pair in pairs(graph) if pair.relation.key == op.key)
+    apart = all(pair.laned and not pair.has_lanes_added for pair in own)
+    rows = op.primitive.batched and op.x is not None and op.x_aval.shape[:1] == (graph.lanes,)
+    return rows and apart
 
 
 def of_rows(graph: ETraceGraph, op: OpUse, flags: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows of an op's x, in the flagged lanes; ``flags`` has rows, or one row for all.
+    """Rows of an op's x, in the flagged lanes; ``flags`` has rows, or one row for all. A sample of
+    x that reaches states of others stays, where the trace of these counts.
 
     It selects, and does not multiply: in the other lanes x need not be a number.
     """
@@ -120,7 +126,8 @@ class Pair(NamedTuple):
     relation: Relation
     group: HiddenGroup
     coords: Coordinates
-    laned: bool  # axis 0 of the coordinates is the lanes
+    laned: bool  # axis 0 of the entries is the lanes
+    lane: np.ndarray | None  # of each entry, with size 1 along axes that do not matter
 
     @property
     def op(self) -> OpUse:
@@ -147,9 +154,43 @@ class Pair(NamedTuple):
         """This pair's value in a dict relation -> group -> value."""
         return by_relation[self.relation.key][self.group.name]
 
+    @property
+    def by_position(self) -> bool:
+        """Whether entries are for the states of several lanes, and these are not their axis 0."""
+        return self.lane is not None and not self.laned
+
     def flags(self, of_lanes: jax.Array) -> jax.Array:
-        """Flags of the lanes of an entry, or one for all of it."""
-        return of_lanes if self.laned else of_lanes.any()
+        """Flags of the lanes of an entry: of its axis 0, at its coordinates if it is
+        ``by_position``, or one for all of it.
+        """
+        return of_lanes if self.laned else self.at_entries(of_lanes)
+
+    def at_entries(self, of_lanes: jax.Array) -> jax.Array:
+        """A number of each lane at the coordinates, those of the states that entries are for, with
+        size 1 along axes that do not matter; where these are not known, the largest.
+        """
+        if not of_lanes.ndim or self.lane is None:
+            return of_lanes.max(initial=False)
+        if self.laned:
+            return of_lanes.reshape(self.lane.shape)
+        return of_lanes[self.lane]
+
+    @property
+    def rows_of_x(self) -> np.ndarray | None:
+        """The lane of each row of what is kept of x, or the one of all of x; None where a row
+        reaches states of several lanes.
+        """
+        if self.lane is None or self.lane.size == 1:
+            return None if self.lane is None else self.lane.reshape(())
+        rows = self.op.primitive.batched and not (self.coords.added and self.coords.axis == 0)
+        by_row = (rows or self.has_lanes_added) and self.lane.size == len(self.lane)
+        return self.lane.reshape(-1) if by_row else None
+
+    def at_x(self, of_lanes: jax.Array) -> jax.Array:
+        """A number of each lane at the rows of x, or the largest where these share lanes."""
+        if not of_lanes.ndim or self.rows_of_x is None:
+            return of_lanes.max(initial=False)
+        return of_lanes if self.laned else of_lanes[self.rows_of_x]
 
     def gathered(self, by_group: dict, rows: bool = False):
         """The group's vector or transition at the relation's coordinates; ``rows``: with axes in

@@ -143,7 +143,7 @@ class Pending(NamedTuple):
         found = []
         for segment in self.segments:
             for group in graph.hidden_groups:
-                axis = None if graph.lanes_of(group) is None else 0
+                axis = graph.batch_axis(group)
                 found += [not_finite(a, axis) for a in jax.tree.leaves(segment.p[group.name])]
             for r in graph.hidden_param_op_relations:
                 if r.key in segment.x:

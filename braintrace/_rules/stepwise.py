@@ -12,7 +12,6 @@ from typing import Any, ClassVar, final
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
 from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
@@ -97,12 +96,13 @@ class StepRule(Stepwise, PositionWise):
 
     ``start(pair)`` returns ``e``, a dict of arrays of zeros. ``step(pair, e, x, d, df)`` returns e
     after a step with the op's input ``x`` (None: it has none, as ``pair.op.x_aval`` says). After a
-    reset the e that it gets is zero, an array whose axis 0 is as long as the batch in the samples
-    that were reset. ``read(pair, e, lam)`` returns the gradient of each weight of the op, by the
-    names and in the shapes of ``pair.op.weight_avals``; zeros for one without a history. An op
-    in a loop of the step has an axis for the turns in front of x and df. Where an element of y
-    feeds several positions of the states, as a weight of a neuron does in each sample, ``coords``
-    has ``pair.coords.added`` axes more than y, in front of its axis ``pair.coords.axis``.
+    reset the e that it gets is zero, an array whose axis 0 is the batch in the samples that were
+    reset; single samples are not reset beside an array without it. ``read(pair, e, lam)`` returns
+    the gradient of each weight of the op, by the names and in the shapes of
+    ``pair.op.weight_avals``; zeros for one without a history. An op in a loop of the step has an
+    axis for the turns in front of x and df. Where an element of y feeds several positions of the
+    states, as a weight of a neuron does in each sample, ``coords`` has ``pair.coords.added`` axes
+    more than y, in front of its axis ``pair.coords.axis``.
 
     Raises :class:`braintrace.errors.RuleContractError`, when the step is compiled, for other names
     and shapes, and where one of the three raises. The tutorial "A learning rule of your own" makes
@@ -203,7 +203,7 @@ class StepRule(Stepwise, PositionWise):
             old, x = pair.of(carried), factors.x.get(pair.relation.key)
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
-            found = self.step(pair, _past(network.graph, old, t), x, d, df)
+            found = self.step(pair, _past(pair, old, t), x, d, df)
             chance = chances(t.sum(), t.sum())
             return {name: dithered(found[name], e.dtype, chance) for name, e in old.items()}
 
@@ -213,7 +213,7 @@ class StepRule(Stepwise, PositionWise):
     def history(self, network, trace, lam, t):
         def one(pair: Pair) -> Slots:
             # a trace that a reset ended counts as zero, whatever it holds
-            past = _past(network.graph, pair.of(trace), t)
+            past = _past(pair, pair.of(trace), t)
             return self.read(pair, past, self._dense(pair, pair.gathered(lam)))
 
         return by_op(pairs(network.graph), one)
@@ -237,7 +237,11 @@ class StepRule(Stepwise, PositionWise):
         )
 
 
-def _past(graph: ETraceGraph, slots: Slots, t: jax.Array) -> Slots:
+def _past(pair: Pair, slots: Slots, t: jax.Array) -> Slots:
     """Slots that are zero where there was no step, in single lanes where axis 0 is the batch."""
-    lanes = (graph.lanes,) if t.ndim else None
-    return {n: where_lanes(t > 0, e.shape[:1] == lanes, e) for n, e in slots.items()}
+    return {n: where_lanes(t > 0, by_lane(pair, e, t.shape), e) for n, e in slots.items()}
+
+
+def by_lane(pair: Pair, e: Any, lanes: tuple[int, ...]) -> bool:
+    """Whether axis 0 of a slot is the batch of so many samples."""
+    return pair.laned and e.shape[:1] == lanes

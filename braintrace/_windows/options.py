@@ -4,7 +4,7 @@ checks."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -333,13 +333,15 @@ def _array(what: str, x):
         raise StructureError(f'{what} {x!r:.80}; give one array.') from error
 
 
-def check_flags(what: str, flags, length: int, t_shape: tuple[int, ...]) -> jax.Array:
-    """Reset flags as bool of shape ``(T,)`` or ``(T, B)``; ``what`` begins the message."""
+def check_flags(
+    what: str, flags, shapes: Collection[tuple[int, ...]], remedy: str = ''
+) -> jax.Array:
+    """Reset flags as bool of one of the shapes; ``what`` and ``remedy`` are of the message."""
     flags = _array(what, flags)
-    if flags.dtype != bool or flags.shape not in ((length,), (length, *t_shape)):
+    if flags.dtype != bool or flags.shape not in shapes:
+        wanted = ' or '.join(dict.fromkeys(str(list(shape)) for shape in shapes))
         raise StructureError(
-            f'{what} {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
-            f'{[length, *t_shape]}.'
+            f'{what} {flags.dtype}{list(flags.shape)}; give bool of shape {wanted}.{remedy}'
         )
     return flags
 

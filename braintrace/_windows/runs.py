@@ -531,7 +531,7 @@ class Run:
         for op in self.graph.ops:
             if op.owned:
                 total += math.prod(op.y_aval.shape) * jnp.dtype(op.y_aval.dtype).itemsize
-        for rel, group, coords, _ in self.graph.pairs:
+        for rel, group, coords, *_ in self.graph.pairs:
             if keep and rel.op.x is not None:
                 owed = math.prod(coords.shape) * group.num_state
                 total += owed * jnp.dtype(rel.op.y_aval.dtype).itemsize

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._compiler import abstract
 from .._executor import axes_of, feedback_weights, in_shards, share
-from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
+from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, numbers_of, uncounted
 from .._windows import (
     Gradient,
     Gradients,
@@ -165,10 +165,5 @@ def decoded(compiled: Any, params: list, carried, t: jax.Array) -> dict:
     carried, params, t = jax.lax.optimization_barrier((uncounted(carried)[0], params, t))
     written = jax.lax.optimization_barrier(compiled.written(params, carried, t))
 
-    def one(pair):
-        front = len(pair.op.repeats)
-        return jax.tree.map(
-            lambda e: where_lanes(t > 0, pair.laned, read(e), front), pair.of(written)
-        )
-
-    return by_pair(compiled.graph, one)
+    rule = compiled.rule
+    return by_pair(compiled.graph, lambda pair: numbers_of(rule, pair, pair.of(written), t > 0))

@@ -23,6 +23,12 @@ def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_
     """
     if batch_axis is not None and not isinstance(batch_axis, str):
         raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
+    if batch_axis is not None and compiled.graph.lanes is None:
+        raise OptionError(
+            f'batch_axis is {batch_axis!r}, but the step does not show which axis of its states is '
+            'the batch. Name the states whose axis 0 it is: braintrace.Policy(batched=...), or '
+            'leave batch_axis out.'
+        )
     of_params = param_axes(compiled, param_specs)
     if mesh is not None:
         lanes = compiled.graph.lanes if batch_size is None else batch_size
@@ -287,6 +293,6 @@ class _Specs:
             laned
             and (relation.op.x is None or relation.op.primitive.batched)
             and not relation.op.repeats
-            for relation, _, _, laned in graph.pairs
+            for relation, _, _, laned, _ in graph.pairs
         )
         return 0 if laned and x.shape[:1] == (graph.lanes,) else None

@@ -33,6 +33,7 @@ from .._rules import (
     Window,
     counting,
     not_finite,
+    shared_pairs,
     uncounted,
 )
 from .._windows import (
@@ -41,6 +42,7 @@ from .._windows import (
     Observation,
     Penalised,
     Sequence,
+    check_flags,
     counted,
     first_order,
     signature,
@@ -49,7 +51,14 @@ from .._windows import (
 )
 from ..errors import StructureError
 from ._places import in_automatic_axes
-from ._state import OnlineState, flatten_paths, goes_on, put_back
+from ._state import (
+    OnlineState,
+    batch_remedy,
+    check_apart,
+    flatten_paths,
+    goes_on,
+    put_back,
+)
 
 
 class Seen(NamedTuple):
@@ -119,27 +128,54 @@ class Compiled:
         for leaf, key in enumerate(program.leaf_keys):
             # of a leaf that is several states the pieces have to agree
             split = program.splits[leaf]
-            axis = 0 if split is None else split.lane_axis()
-            if axis is not None and graph.laned.issuperset(program.pieces(leaf)):
+            axis, *others = {graph.batch_axes.get(c) for c in program.pieces(leaf)}
+            if split is not None and axis is not None:
+                axis = split.leaf_axis(axis)
+            if axis is not None and not others:
                 axes[path_name(('carry', *key))] = axis
         laned = {path for path, axis in axes.items() if axis == 0}
         trace = {} if graph.lanes is None else jax.eval_shape(self.init)[0]
-        for rel, group, _, has_lanes in graph.pairs:
+        for rel, group, _, has_lanes, _ in graph.pairs:
             slots = trace.get(rel.key, {}).get(group.name, {})
             for key, e in flatten_paths(slots).items():
                 if has_lanes and not rel.op.repeats and e.shape[:1] == (graph.lanes,):
                     laned.add(path_name(('trace', rel.key, group.name, *key)))
         return frozenset(laned), tuple((path, axis) for path, axis in axes.items() if axis)
 
+    @property
+    def without_batch(self) -> tuple[str, ...]:
+        """The hidden leaves of several axes, where none of them is known to be a batch."""
+        program, states = self.program, self.graph.states if self.graph.lanes is None else ()
+        leaves = dict.fromkeys(map(program.leaf_of, states))
+        several = (leaf for leaf in leaves if program.leaf_avals[leaf].ndim > 1)
+        return tuple(path_name(program.leaf_keys[leaf]) for leaf in several)
+
+    def checked_flags(self, what: str, flags, length: int) -> jax.Array:
+        """Reset flags of a sequence as bool of shape ``(T,)`` or ``(T, B)``; ``what`` begins the
+        message.
+        """
+        carry = dict(zip(self.program.leaf_keys, self.program.leaf_avals, strict=True))
+        remedy = batch_remedy(carry, flags, self.t_shape)
+        return check_flags(what, flags, ((length,), (length, *self.t_shape)), remedy)
+
     def state(self, carry, trace: dict, t: jax.Array) -> OnlineState:
         """The state of a learner, with what is known of its arrays."""
         random = self.program.raw_keys, self.key_counts
-        return OnlineState(carry, trace, t, *self.lane_paths, *random)
+        return OnlineState(carry, trace, t, *self.lane_paths, *random, self.shared)
 
     @cached_property
     def key_counts(self) -> frozenset[tuple[str, ...]]:
         """``key_counts`` of the learner's states (see :class:`OnlineState`)."""
         return key_counts(self.program)
+
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """What samples share in the trace, in phrases."""
+        return tuple(
+            f'the trace of {pair.relation.key} ({pair.op.primitive.name}, {pair.op.where}) under '
+            f'{self.rule.name} is one for several samples'
+            for pair in shared_pairs(self.rule, self.graph)
+        )
 
     @cached_property
     def state_signature(self) -> tuple:
@@ -148,13 +184,14 @@ class Compiled:
 
     def restarted(self, fresh: list, hidden: Callable, carry: list, flags: jax.Array) -> list:
         """The leaves of the carry, the hidden leaves of any dtype put back in flagged lanes."""
-        program, laned = self.program, self.graph.laned
+        check_apart(self.shared, flags)
+        program, axes = self.program, self.graph.batch_axes
         leaves = enumerate(zip(program.leaf_keys, carry, strict=True))
         stays = goes_on(hidden, program.raw_keys | self.key_counts)
         put = [leaf for leaf, (key, x) in leaves if not stays(key, x)]
         new, start = program.apart(carry), program.apart(fresh)
         for c in (c for leaf in put for c in program.pieces(leaf)):
-            new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
+            new[c] = put_back(flags, start[c], new[c], program.carry_names[c], axes.get(c))
         return program.together(new)
 
     def advance(self, params, state: OnlineState, inputs: tuple, held: list | None = None):
@@ -385,7 +422,7 @@ class ObservedStep:
         for c, (h, first) in enumerate(zip(*pieces, strict=True)):
             if is_inexact(abstract(h)):
                 here = jnp.where(jnp.isfinite(first), h, 0)
-                found.append(not_finite(here, 0 if c in graph.laned else None))
+                found.append(not_finite(here, graph.batch_axes.get(c)))
         # of what belongs to no lane all are to blame, if no lane is
         of_lanes, of_all = (
             jnp.array([bad for bad in found if bad.ndim == n]).any(0) for n in (now.t.ndim, 0)

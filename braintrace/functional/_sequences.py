@@ -15,6 +15,7 @@ from .. import _jax
 from .._compiler import abstract
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
+from .._warnings import tell
 from .._windows import (
     Bordered,
     CallOptions,
@@ -27,7 +28,6 @@ from .._windows import (
     Sequence,
     Skipped,
     Trained,
-    check_flags,
     check_loss,
     check_mask,
     check_opt_state,
@@ -231,12 +231,18 @@ class SequenceCalls:
         ``shard_map`` along which the loss of a step may differ."""
         xs, ys, mask, reset = data
         length, compiled = length_of(xs, ys), self.compiled(params, state, xs)
-        flags, fresh = _resets(reset, state, length)
+        flags, fresh = _resets(compiled, reset, state, length)
         if options.resets and reset is None:
             raise OptionError(
                 f'not_finite is {options.not_finite!r}, but reset= is left out, which has the '
                 'carry from which a lane starts anew: a learner holds no arrays. Give '
                 'reset=(None, carry0), or (flags, carry0).'
+            )
+        if options.resets and (names := compiled.without_batch):
+            tell(
+                f'not_finite is {options.not_finite!r}, and all samples start anew where one is '
+                'not finite: the step does not show which axis of its states is the batch. If it '
+                f'is axis 0, say so: braintrace.Policy(batched={names!r}).'
             )
         # shards may have the loss or the penalty in common: each has its part then
         example = _example(compiled, ys)
@@ -279,7 +285,7 @@ class SequenceCalls:
         (xs, ys, mask, reset), options = data, self.options
         length, compiled = length_of(xs, ys), self.compiled(learnt[0], state, xs)
         _check_learnt(options.optimizer, *learnt)
-        flags, _ = _resets(reset, state, length)
+        flags, _ = _resets(compiled, reset, state, length)
         mask = None if mask is None else check_mask(mask, length)
         data = xs, ys, mask, None if reset is None else (flags, reset[1])
         if (key := signature((learnt, state, data))) not in self.kept:
@@ -343,7 +349,7 @@ def _step_of(compiled: Compiled, loss: Callable) -> Callable:
     return step
 
 
-def _resets(reset, state: OnlineState, length: int):
+def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     """Flags ``(T, ...)`` or None, and the leaves of the carry that flagged lanes get."""
     if reset is None:
         return None, []
@@ -352,7 +358,7 @@ def _resets(reset, state: OnlineState, length: int):
     flags, carry0 = reset
     check_carry0(state.carry, carry0)
     if flags is not None:
-        flags = check_flags('reset flags are', flags, length, state.t.shape)
+        flags = compiled.checked_flags('reset flags are', flags, length)
     return flags, jax.tree.leaves(carry0)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._compiler import describe_aval, param_name, path_key, path_name
 from .._jax import is_key
 from .._rules import counting, uncounted
-from .._windows import Gradient, Trained
+from .._windows import Gradient, Trained, check_flags
 from ..errors import StructureError
 
 
@@ -34,6 +34,8 @@ class OnlineState:
       as ``jax.random.PRNGKey`` makes them
     - ``key_counts`` (static): the paths in the carry of integers that the step folds into PRNG
       keys, and reads for nothing else
+    - ``shared`` (static): of what samples share in the trace a phrase each; where there is any, all
+      samples start anew together
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -50,14 +52,15 @@ class OnlineState:
     lane_axes: tuple[tuple[str, int], ...] = field(default=(), metadata={'static': True})
     raw_keys: frozenset[tuple[str, ...]] = field(default=frozenset(), metadata={'static': True})
     key_counts: frozenset[tuple[str, ...]] = field(default=frozenset(), metadata={'static': True})
+    shared: tuple[str, ...] = field(default=(), metadata={'static': True})
 
     def replace(self, **changes) -> OnlineState:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
 
-def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
-    """``fresh`` where a lane (along ``axis``, if ``laned``) is flagged, ``x`` elsewhere.
+def put_back(flags: jax.Array, fresh, x, name: str, axis: int | None):
+    """``fresh`` where a lane (along ``axis``, None: it is not known) is flagged, ``x`` elsewhere.
 
     ``name`` is the path of this hidden leaf.
     """
@@ -72,7 +75,7 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
             f'hidden leaf {name} is {describe_aval(x)}, and carry0 has {describe_aval(fresh)} for '
             'it. Give a carry like the one that `init` got.'
         )
-    if flags.ndim and not laned:
+    if flags.ndim and axis is None:
         remedy = (
             'If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, '
             'or one flag a step), or let it go on: leave it out of `hidden` of functional.online '
@@ -84,12 +87,37 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
             remedy = (
                 f'If axis 0 is the batch, say so: braintrace.Policy(batched=({name!r},)). {remedy}'
             )
+        elif x.ndim > 1 and flags.size in x.shape:
+            remedy = f'If it is another axis than 0, put the batch first. {remedy}'
         raise StructureError(
             f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step '
-            f'does not show that its axis 0 is the batch. {remedy}'
+            f'does not show which of its axes is the batch. {remedy}'
         )
-    inner = (1,) * (x.ndim - axis - 1) if flags.ndim else (1,) * x.ndim
+    inner = (1,) * (x.ndim - (axis or 0) - 1) if flags.ndim else (1,) * x.ndim
     return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
+
+
+def batch_remedy(carry: dict[tuple[str, ...], Any], flags, t_shape: tuple[int, ...]) -> str:
+    """What to do about flags for single samples where the step does not show the batch; ``carry``:
+    path -> leaf.
+    """
+    size = getattr(flags, 'shape', ())[-1:]
+    names = tuple(path_name(key) for key, x in carry.items() if jnp.shape(x)[:1] == size != ())
+    if t_shape or not names:
+        return ''
+    return (
+        ' Single samples can not start anew: the step does not show which axis of its states is '
+        f'the batch. If it is axis 0, say so: braintrace.Policy(batched={names!r}).'
+    )
+
+
+def check_apart(shared: tuple[str, ...], flags: jax.Array) -> None:
+    """Refuse flags of single samples where samples share a trace."""
+    if flags.ndim and shared:
+        raise StructureError(
+            f'single samples can not start anew: {"; ".join(shared)}. Reset all of them at once '
+            '(one flag, or one flag a step), or learn by braintrace.rules.d_rtrl().'
+        )
 
 
 def check_carry0(carry, carry0) -> None:
@@ -133,7 +161,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     ------
     StructureError
         Flags or ``carry0`` have another structure, shape or dtype, or flags of single lanes meet a
-        hidden leaf whose axis 0 is not known to be the lanes.
+        hidden leaf whose lanes are not known, or a trace that samples share.
 
     Examples
     --------
@@ -144,16 +172,12 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     >>> reset(state, jnp.array([True, False]), {'h': jnp.zeros((2, 3))}).t.tolist()
     [0, 4]
     """
-    flags, axes, t = jnp.asarray(flags), dict(state.lane_axes), state.t
-    if flags.dtype != bool or flags.shape not in ((), t.shape):
-        shapes = ' or '.join(dict.fromkeys(str(list(shape)) for shape in ((), t.shape)))
-        indices = (
-            f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
-        )
-        raise StructureError(
-            f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape '
-            f'{shapes}.{indices}'
-        )
+    axes, t = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}, state.t
+    remedy = batch_remedy(flatten_paths(state.carry), flags, t.shape)
+    if t.ndim:
+        remedy = f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).'
+    flags = check_flags('reset flags are', flags, ((), t.shape), remedy)
+    check_apart(state.shared, flags)
     check_carry0(state.carry, carry0)
     stays = goes_on(hidden, state.raw_keys | state.key_counts)
 
@@ -161,9 +185,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         key = path_key(path)
         if stays(key, x):
             return x
-        path = path_name(('carry', *key))
-        laned = path in state.laned or path in axes
-        return put_back(flags, fresh, x, path_name(key), laned, axes.get(path, 0))
+        return put_back(flags, fresh, x, path_name(key), axes.get(path_name(('carry', *key))))
 
     trace, count = uncounted(state.trace)
 
@@ -171,7 +193,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         if is_key(e):  # random numbers go on
             return e
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
-        return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
+        return put_back(flags, jnp.zeros((), e.dtype), e, '', 0) if known else e
 
     return state.replace(
         carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),

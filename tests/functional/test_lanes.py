@@ -158,7 +158,7 @@ def test_the_policy_says_where_lanes_are():
     assert functional.reset(state, FLAGS[2], carry).carry['count'].tolist() == [0, 1, 1]
     for lanes, words in (
         (('counts',), "'counts', which is no leaf"),
-        (('h', 'clock'), 'its axis 0 is not the batch'),
+        (('h', 'clock'), 'name states whose axis 0 is the batch'),
     ):
         policy = braintrace.Policy(batched=lanes)
         with pytest.raises(OptionError, match=words):
@@ -167,6 +167,74 @@ def test_the_policy_says_where_lanes_are():
             )
     with pytest.raises(OptionError, match='tuple of paths'):
         braintrace.Policy(batched='count')
+
+
+def gated(p, h, x):
+    """Decays alone learn: one number for each unit, and no op has a batch."""
+    h = jax.nn.sigmoid(braintrace.element_wise(p['w'])) * h + x.sum(-1, keepdims=True)
+    return h, h
+
+
+def patched(p, h, x):
+    """An op of two patches of each sample, and one of samples."""
+    patches = jnp.concatenate([x, 2 * x], -1).reshape(-1, INPUTS)
+    h = 0.8 * h + braintrace.matmul(patches, p['w']).reshape(B, 2, N).sum(1)
+    return braintrace.matmul(h, p['o']), h
+
+
+def grown(p, h, x):
+    """An op of two patches of each sample alone."""
+    patches = jnp.concatenate([x, 2 * x], -1).reshape(-1, INPUTS)
+    h = 0.8 * h + braintrace.matmul(patches, p['w']).reshape(B, 2, N).sum(1)
+    return h @ p['o'], h
+
+
+BATCHES = {
+    'gated': (gated, {'w': np.zeros(N)}, True),
+    'patched': (patched, {'w': PARAMS['w'][:INPUTS], 'o': PARAMS['w'][-N:]}, False),
+    'grown': (grown, {'w': PARAMS['w'][:INPUTS], 'o': PARAMS['w'][-N:]}, True),
+}
+
+
+@pytest.mark.parametrize('name', BATCHES)
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
+def test_the_batch_is_found_or_the_advice_for_it_works(name):
+    cell, params, told = BATCHES[name]
+    carry = {'h': H + 0.1}
+
+    def step(p, c, x):
+        out, h = cell(p, c['h'], x)
+        return out, {'h': h}
+
+    def total(p):
+        def one(h, at):
+            out, h = cell(p, jnp.where(at[1][:, None], carry['h'], h), at[0])
+            return h, loss(out, None)
+
+        return jax.lax.scan(one, carry['h'], (XS, FLAGS))[1].sum()
+
+    def gradient(**options):
+        learner = functional.online(step, rules.d_rtrl(), **options)
+        state = learner.init(params, carry, XS[0])
+        functional.reset(state, FLAGS[2], carry)
+        run = learner.sequence_grad(loss, reduction='sum', window=4)
+        return run(params, state, XS, XS, reset=(FLAGS, carry)).grads
+
+    if told:
+        with pytest.raises(StructureError, match=r"braintrace.Policy\(batched=\('h',\)\)"):
+            gradient()
+    found = gradient(policy=braintrace.Policy(batched=('h',))) if told else gradient()
+    want = jax.grad(total)(params)
+    for key in params:
+        np.testing.assert_allclose(found[key], want[key], atol=1e-12)
+
+
+def test_an_axis_of_a_mesh_for_a_batch_that_is_not_known_is_refused():
+    params = {'w': jnp.zeros(N)}
+    learner = functional.online(gated, rules.d_rtrl())
+    learner.init(params, jnp.asarray(H), XS[0])
+    with pytest.raises(OptionError, match=r"batch_axis is 'data'.*Policy\(batched="):
+        learner.partition_specs(batch_axis='data')
 
 
 def many_ways(p, c, x):

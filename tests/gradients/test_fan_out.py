@@ -45,7 +45,7 @@ def test_keys_values_and_gates_of_one_product_have_an_entry_for_each_position():
 def test_an_element_that_all_lanes_read_has_the_lanes_in_front():
     learner, _ = start(models.case('two_rows'), rules.d_rtrl())
     found = {rel.key: rel.coordinates[0] for rel in learner.graph.hidden_param_op_relations}['k']
-    assert found.shape == (B, 2, models.model.N) and found.has_lanes(B)
+    assert found.shape == (B, 2, models.model.N) and found.leads(0)
 
 
 @pytest.mark.slow

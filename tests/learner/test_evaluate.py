@@ -42,9 +42,9 @@ class Constant(brainstate.nn.Module):
         return self.h.value
 
 
-def test_a_model_in_lanes_whose_ops_have_none_keeps_their_number():
+def test_a_model_in_lanes_whose_ops_have_none_has_their_number():
     learner = braintrace.compile(Constant(), 'D_RTRL', XS[0, :3], batch_size=3, vmap=True)
-    assert learner.graph.lanes is None
+    assert learner.graph.lanes == 3
     first = jnp.tanh(XS[0, :3] + 0.4)
     expected = jnp.stack([first, jnp.tanh(first + XS[1, :3] + 0.4)])
     assert np.allclose(outputs_of(learner, XS[:2, :3]), expected, atol=1e-6)

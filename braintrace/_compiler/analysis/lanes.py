@@ -1,27 +1,28 @@
 """Which axes of the carry are the batch: axes that run together are joined, from the batch of the
-ops on.
+ops on, and of states that are known to have it first.
 
 The length of axis 0 does not tell: a threshold that all samples share may be as wide as the batch.
-So two axes are joined where an equation lines them up, and a state has lanes where its axis 0 is
-joined with a batched op's. An unknown primitive joins nothing: its results have no known lanes,
-which a reset reports.
+So two axes are joined where an equation lines them up, and a state has lanes along the one axis
+that is joined with a batched op's. An unknown primitive joins nothing: its results have no known
+lanes, which a reset reports.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ... import _jax
+from ...errors import OptionError
 from .. import primitives
 from ..equations import BEGIN
 from ..primitives import Names, paired_axes
 from ..program import dataflow as flow
+from ..program.leaves import describe_aval
 from ..program.program import Program
 
 Axis = tuple  # (key of a value, number of the axis)
 Pair = tuple[Axis, Axis]
-LANES: Axis = ('lanes', 0)
 
 
 class Sets:
@@ -47,27 +48,35 @@ Value = tuple[object, tuple[int, ...]]
 Values = list[Value]
 
 
-def carried_lanes(
-    program: Program, groups: Sequence, ops: Sequence, relations: Sequence, lanes: int | None
-) -> frozenset[int]:
-    """Positions in the carry of the leaves whose axis 0 is the batch, ``lanes`` samples wide."""
-    if lanes is None:
-        return frozenset()
-    sets = Sets()
+def find_batch(
+    program: Program, groups: Sequence, ops: Sequence, relations: Sequence, named: Collection[int]
+) -> tuple[int | None, dict[int, int]]:
+    """The batch size, and position in the carry -> axis of the batch, where it is known; ``named``:
+    positions of leaves whose axis 0 is the batch, which say the size.
+
+    Batched ops of one size have one batch. Of ops of several sizes, as where each sample has four
+    patches, those count whose axis 0 is one of a state's, if they have one size.
+    """
+    sets, sizes = Sets(), set()
     moving = flow.forward(program, dict.fromkeys((*program.carry, *program.inputs), 1))
 
     def value(v: int) -> Value:
         return v if moving[v] else None, program.avals[v].shape
 
+    def begin(v: int, size: int) -> None:
+        sizes.add(size)
+        sets.join([((v, 0), ('batch', size))])
+
     # begin at axis 0 of x and y of every batched op
     for op in ops:
         if op.primitive.batched and op.x is not None:
-            sets.join(((v, 0), LANES) for v in (op.x, op.y) if moving[v])
+            for v in filter(moving.__getitem__, (op.x, op.y)):
+                begin(v, op.x_aval.shape[0])
     # a trace whose entries have lanes says the same of its group
     for rel in relations:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-            if rel.op.primitive.batched and coords.has_lanes(lanes):
-                sets.join([((program.carry[group.states[0]], 0), LANES)])
+            if rel.op.primitive.batched and coords.leads(0):
+                begin(program.carry[group.states[0]], group.shape[0])
     # a state keeps its axes from step to step
     sets.join(_pairs(map(value, program.carry), map(value, program.new_carry)))
     # states of a group stand position by position
@@ -85,15 +94,33 @@ def carried_lanes(
             sets.join(_pairs(*([value(pair[k]) for pair in back] for k in (0, 1))))
         elif i not in program.op_set:
             sets.join(_joined(eqn, ins, outs))
-    home = sets.find(LANES)
 
-    # axis 0 alone must be the batch, and have its length
-    def laned(v: int) -> bool:
-        key, shape = value(v)
-        first, *others = [sets.find((key, k)) == home for k in range(len(shape))] or [False]
-        return first and not any(others) and shape[0] == lanes
+    def along(size: int) -> dict[int, int]:
+        """The states with a batch of this size, in the one axis that is joined with it."""
+        home, found = sets.find(('batch', size)), {}
+        for c, (key, shape) in enumerate(map(value, program.carry)):
+            axes = [k for k in range(len(shape)) if sets.find((key, k)) == home]
+            if len(axes) == 1 and shape[axes[0]] == size:
+                found[c] = axes[0]
+        return found
 
-    return frozenset(c for c, v in enumerate(program.carry) if laned(v))
+    known = {size: axes for size in sizes if (axes := along(size))}
+    told = {program.avals[program.carry[c]].shape[0] for c in named}
+    if told and known and told.isdisjoint(known):
+        name, aval = program.carry_names[min(named)], program.avals[program.carry[min(named)]]
+        states = [program.carry_names[c] for c in next(iter(known.values()))]
+        raise OptionError(
+            f'batched names {name!r}, {describe_aval(aval)}, but the batch of the states {states} '
+            f'is {next(iter(known))}: its axis 0 is not the batch.'
+        )
+    one = told or set(known)
+    if len(one) != 1:
+        return None, {}
+    (size,) = one
+    if size not in known:  # what no op shows begins at the states that are named
+        sets.join(((program.carry[c], 0), ('batch', size)) for c in named)
+    # what the user says of a state holds
+    return size, along(size) | dict.fromkeys(named, 0)
 
 
 def _lined_up(ins: Values, outs: Values, names: tuple[Names, Names]) -> Iterator[Pair]:

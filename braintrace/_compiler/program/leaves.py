@@ -149,13 +149,13 @@ class Split:
         blocks = [jnp.reshape(p, shape) for p, shape in zip(pieces, shapes, strict=True)]
         return jnp.concatenate(blocks, self._axis)
 
-    def lane_axis(self) -> int | None:
-        """The axis of the leaf that is axis 0 of every piece, index by index."""
+    def leaf_axis(self, axis: int) -> int | None:
+        """The axis of the leaf that is this axis of every piece, index by index."""
         shape = self.aval.shape
 
-        def runs_along(axis: int, index: np.ndarray) -> bool:
-            rows = index.reshape(len(index), -1) if index.ndim else np.empty((0, 0))
-            return len(rows) == shape[axis] and bool((rows == np.arange(len(rows))[:, None]).all())
+        def runs_along(own: int, index: np.ndarray) -> bool:
+            rows = np.moveaxis(index, axis, 0).reshape(index.shape[axis], -1)
+            return len(rows) == shape[own] and bool((rows == np.arange(len(rows))[:, None]).all())
 
         indices = [list(enumerate(np.unravel_index(places, shape))) for places in self.places]
         found = {next((a for a, index in each if runs_along(a, index)), None) for each in indices}
@@ -210,8 +210,8 @@ class Parts:
     def together(self, pieces: Sequence):
         return jax.lax.complex(*pieces)
 
-    def lane_axis(self) -> int | None:
-        return 0
+    def leaf_axis(self, axis: int) -> int | None:
+        return axis
 
 
 def _picked(x, places: np.ndarray):

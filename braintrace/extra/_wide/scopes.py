@@ -499,6 +499,7 @@ def _rescoped(
         findings=(),
         mixing={},
         recurrent=dict.fromkeys(graph.recurrent, 0),
+        batch_axes=dict.fromkeys(graph.laned, 0),  # the only ones that these rules follow
         scope=scope,
     )
     lacks = [

@@ -1,0 +1,44 @@
+"""What a trace holds of single samples, and what samples share in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+
+from .._compiler import ETraceGraph
+from .d_rtrl import DRTRL
+from .entries import OpTrace
+from .es_d_rtrl import ESDRTRL, alive_slots
+from .layout import Pair, pairs, read, where_lanes
+from .rule import Rule
+from .stepwise import StepRule, by_lane
+
+
+def shared_pairs(rule: Rule, graph: ETraceGraph) -> list[Pair]:
+    """The pairs with something that several samples share, so that these can not start anew one by
+    one: an input factor of ES-D-RTRL whose op's result reaches states of several samples, a slot of
+    one's own rule without the batch in axis 0.
+    """
+    found = [pair for pair in pairs(graph) if pair.lane is not None]
+    if isinstance(rule, ESDRTRL):
+        with_x = (pair for pair in found if pair.op.x is not None)
+        return [pair for pair in with_x if pair.rows_of_x is None]
+    if isinstance(rule, StepRule):
+        slots, t = jax.eval_shape(lambda: rule.init(graph)), (graph.lanes or 0,)
+        return [p for p in found if not all(by_lane(p, e, t) for e in p.of(slots).values())]
+    return []
+
+
+def numbers_of(rule: Rule, pair: Pair, slots: dict, flags: jax.Array) -> Mapping:
+    """The slots of a pair as numbers, zero but in the flagged lanes."""
+    numbers = jax.tree.map(read, slots)
+    if isinstance(rule, DRTRL):
+        own = OpTrace(pair.op, pair.coords, None, pair.by_position)
+        return own.alive(numbers, pair.flags(flags))
+    if 'init_pp' in rule.required:  # two factors
+        return alive_slots(pair, numbers, flags)
+    laned = not pair.by_position
+    return jax.tree.map(
+        lambda e: where_lanes(flags, laned and e.shape[:1] == flags.shape, e), numbers
+    )
