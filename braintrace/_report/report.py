@@ -463,15 +463,15 @@ def _paragraph(report: Report, row: ParameterRow) -> str:
     elif row.history == 'part':
         kinds = {left.kind for left in row.left_out}
         parts.append(f'Left out: {"; ".join(map(str, row.left_out))}.')
-        groups = {
+        served = {
             group
             for rel in report.relations
             if any(row.path in paths for paths in rel.parameters.values())
             for group in rel.groups
         }
-        leaky = [found for found in graph.found('leaky-readout') if found.group in groups]
+        leaky = [found for found in graph.found('leaky-readout') if found.group in served]
         readouts = {found.path for found in leaky}
-        if any(c.op not in readouts for c in report.cuts if groups.intersection(c.reads)):
+        if any(c.op not in readouts for c in report.cuts if served.intersection(c.reads)):
             parts.append('To lose nothing there, let each unit read only itself from step to step.')
         parts += dict.fromkeys(f'{found.states[0]} leaks. {found.row.advice}' for found in leaky)
         if 'use' in kinds:

@@ -21,7 +21,7 @@ from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner, online
 
 # what works for a mask of an op's weight too, whose trace a state would take away
-KEEP = (
+KEPT_BY_SEED = (
     'Keep it in a brainstate.ParamState (of a triple, in the params) that the step reads through '
     'jax.lax.stop_gradient, with an optimizer without weight decay on it'
 )
@@ -151,12 +151,12 @@ def _check_code(known: Code, other: Code, first: int, seed: int) -> None:
         if one is not two and not np.array_equal(one, two):
             raise StructureError(
                 f'model({first}) and model({seed}) hold different constants {one.dtype}'
-                f'{list(np.shape(one))}, and all seeds run in one program. {KEEP}, or draw it from '
-                'a seed that is the same for all.'
+                f'{list(np.shape(one))}, and all seeds run in one program. {KEPT_BY_SEED}, or draw '
+                'it from a seed that is the same for all.'
             )
     if known.program != other.program:
         raise StructureError(
             f'model({first}) and model({seed}) do not compute the same, and all seeds run in one '
-            f'program: a number or a choice in the code of the model follows the seed. {KEEP}, or '
-            'call run once for each of the seeds.'
+            'program: a number or a choice in the code of the model follows the seed. '
+            f'{KEPT_BY_SEED}, or call run once for each of the seeds.'
         )

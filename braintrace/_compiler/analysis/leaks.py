@@ -29,7 +29,9 @@ class Leak(NamedTuple):
     @property
     def number(self) -> float | None:
         """The share, if it is one real number."""
-        found = () if self.share is None else np.unique(self.share)
+        if self.share is None:
+            return None
+        found = np.unique(self.share)
         return float(found[0].real) if len(found) == 1 and not found[0].imag else None
 
 
