@@ -125,8 +125,11 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """Compile the model's step for inputs like these, arrays or ``jax.ShapeDtypeStruct``, and
         return its graph; states and values are untouched.
 
-        What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
-        until compiled again; a call at another ``dt`` is refused.
+        Of what the model reads from ``brainstate.environ``, ``t``, ``i`` and arrays are inputs of
+        the step, which each call reads anew. All else (``dt``, ``fit``, ``precision``) is taken as
+        it is now, until compiled again, and a call at another value is refused. What Python holds
+        beside (a global, an attribute of a module that is no state) stays as it is now, as under
+        ``jax.jit``.
         """
         if not inputs:
             check_needs_no_inputs(self.model.update, 0, 'compile(model, rule, x)')
@@ -135,7 +138,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         core = OnlineLearner(
             states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy, recompile=REMEDY
         )
-        state = core.init(params, carry, *inputs)
+        read = states.environment.inputs
+        state = core.init(params, carry, *inputs, *([read] if read else []))
         self._bound = Bound(self, core, states)
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self.structure = StructureState(core.first.held)
@@ -277,7 +281,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         ``online`` is made by :func:`braintrace.functional.online` of ``online.cell(params, carry,
         *inputs) -> (outputs, carry)``, one step of the model; params and carry are dicts by path.
-        No state is read or written through them.
+        No state is read or written through them. Where the step reads ``t``, ``i`` or arrays of
+        ``brainstate.environ``, a dict of them is its last input.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -288,6 +293,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         ((3, 4), [('h',)])
         """
         bound = self._compiled()
+        bound.states.environment.check()
         return bound.core, *bound.states.values()
 
     # saving ---------------------------------------------------------------------------------------
@@ -357,9 +363,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     @public('learner')
     def update(self, *inputs) -> jax.Array:
         """One step of the model: outputs; states and trace advance."""
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         if (call := substitute(self)) is not None:
             return call(*inputs)
+        inputs = bound.given(inputs)
         told, world = self._notices.of_call(bound.states), bound.states.now()
         state = OnlineState(world.read(*CARRY), **self.etrace.value)
         params = world.read(Role.WEIGHT)
@@ -558,7 +565,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             memory_budget=memory_budget,
             keep_trace=keep_trace,
         )
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights)
         grads = self.around.own(result.learnt)
         return _returned(Gradient(grads, result.losses, result.aux, None), result, sequences)
@@ -639,7 +646,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             update_every=update_every,
             write_every=write_every,
         )
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights, opt_state)
         found = Trained(None, result.losses, result.aux, None, result.learnt[1])
         return _returned(found, result, sequences)
@@ -665,7 +672,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
         (5, 3, 4)
         """
-        return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
+        return evolve(self._compiled(), sequences, step_fn, return_outputs, trace)
 
 
 def _returned(value, result: Result, sequences: tuple):

@@ -32,6 +32,7 @@ from .._windows import (
 )
 from ..errors import OptionError, StepFunctionError
 from ..extra.progress import Progress, Told
+from .environment import within
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, substituted
 
@@ -52,7 +53,9 @@ class ForwardProgram:
         with substituted(self.learner, self.instead):
             return self.step_fn(*slices)
 
-    def _run(self, threaded, constants, sequences):
+    def _run(self, threaded, constants, sequences, read):
+        length = length_of(*sequences)
+
         def step(constants, values, slices):
             world = self.touched.now()
             with world.running({**values, **constants}):
@@ -62,14 +65,15 @@ class ForwardProgram:
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
         auto = self.learner.policy.at_once
         # constants of the step are hoisted out of the loop, as everywhere
-        traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
-        length = length_of(*sequences)
-        values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
+        with within(read, length):
+            traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
+            values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
         return values, outputs
 
-    def __call__(self, sequences):
+    def __call__(self, sequences, read):
         world = self.touched.now()
-        values, outputs = self.run(world.read(Role.THREADED), world.read(Role.CONSTANT), sequences)
+        states = world.read(Role.THREADED), world.read(Role.CONSTANT)
+        values, outputs = self.run(*states, sequences, read)
         world.write(values)
         return outputs
 
@@ -89,8 +93,14 @@ class SequenceProgram:
         self, etrace, shown, world, learnt, values, sequence: Sequence, bounds=None, alone=True
     ) -> Result:
         """A run from these values on: ``learnt`` are the weights, for updates with the state of the
-        optimiser; ``values`` the constants, what a reset puts back, and what the step holds.
+        optimiser; ``values`` the constants, what a reset puts back, what the step holds, and what
+        the environment has around the loop.
         """
+        *values, read = values
+        with within(read, self.length):
+            return self._run_in(etrace, shown, world, learnt, values, sequence, bounds, alone)
+
+    def _run_in(self, etrace, shown, world, learnt, values, sequence, bounds, alone) -> Result:
         options, length, show = self.options, self.length, None
         if options.progress and alone and bounds is None:
             told = lambda *args: self.told(*args)  # noqa: E731
@@ -102,14 +112,15 @@ class SequenceProgram:
         run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
         return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
 
-    def __call__(self, learnt, sequence: Sequence, write: Callable, progress) -> Result:
+    def __call__(self, learnt, sequence: Sequence, read, write: Callable, progress) -> Result:
         """Run from the present states on; all states that the step writes advance, and
-        ``write(learnt)`` keeps what was learnt. ``progress``: what the call was given.
+        ``write(learnt)`` keeps what was learnt. ``read``: what the environment has for the step.
+        ``progress``: what the call was given.
         """
         # the states as they are now: arrays that a program takes and gives back
         self.told = Told(progress)
         bound, world = self.step.bound, self.step.world()
-        values = world.read(Role.CONSTANT), bound.initial(), bound.held()
+        values = world.read(Role.CONSTANT), bound.initial(), bound.held(), read
         leaves, carry = jax.tree.flatten(world.read(*CARRY))
         etrace = bound.owner.etrace
         first = Result(learnt, Moment((leaves, world.read(Role.THREADED)), **etrace.value))
@@ -211,6 +222,8 @@ def learn(
             for name, value in around.kept(learnt[0]).items():
                 weights[name].value = value
 
+    read = bound.states.environment.present()
+
     # made once for each step function, shapes and options
     called = CALLED if callable(options.progress) else options.progress
     like = options._replace(progress=called)
@@ -218,7 +231,9 @@ def learn(
     def make() -> SequenceProgram:
         if opened is not None:
             check_opt_state(optimizer, *opened)
-        step = StepFunction(bound, step_fn, dict(weights), _slices(sequences), options.has_aux)
+        slices = _slices(sequences)
+        with within(read, length):
+            step = StepFunction(bound, step_fn, dict(weights), slices, options.has_aux)
         compiled = bound.core.first
         return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length)
 
@@ -226,24 +241,25 @@ def learn(
     shapes = signature((sequences, reset, opened))
     key = like._replace(optimizer=None), shapes, *weights.items()
     program = bound.program(functions, key, make)
-    return program(learnt, Sequence(sequences, mask, reset), write, options.progress)
+    return program(learnt, Sequence(sequences, mask, reset), read, write, options.progress)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):
     """Outputs over time of a run without gradients; None where they are not to ``keep``."""
     check_choice('return_outputs', keep, (True, False))
     check_choice('trace', trace, (True, False))
-    length_of(*sequences)
+    length = length_of(*sequences)
     sequences = jax.tree.map(jnp.asarray, sequences)
-    learner = bound.owner
+    learner, read = bound.owner, bound.states.environment.present()
     # without a trace the model itself answers the learner's calls
-    instead = None if trace else learner.model
+    instead = None if trace else bound.alone
 
     def make() -> ForwardProgram:
-        return ForwardProgram(learner, step_fn or learner, _slices(sequences), keep, instead)
+        with within(read, length):
+            return ForwardProgram(learner, step_fn or learner, _slices(sequences), keep, instead)
 
     like = 'evolve', keep, trace, signature(sequences)
-    return bound.program((step_fn,), like, make)(sequences)
+    return bound.program((step_fn,), like, make)(sequences, read)
 
 
 def _slices(sequences):
