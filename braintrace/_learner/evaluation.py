@@ -29,7 +29,8 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     initial states on; neither the model nor the learner is changed.
 
     Time is axis 0 of ``xs``, ``ys`` and the outputs, the batch axis 1 of ``xs`` where the learner
-    was compiled for one; a tuple ``xs`` goes to the model as ``*inputs``. The initial states are
+    was compiled for one; a tuple ``xs`` goes to the model as ``*inputs``, unless it was compiled
+    for a tuple as one input. The initial states are
     those of ``brainstate.nn.init_all_states`` for this batch, from the parameters and statistics as
     they are now, and ``fit`` is False in ``brainstate.environ``, where ``i`` counts the steps and
     ``t`` goes on by ``dt``, from the values that are set there or zero. The loop is compiled once
@@ -57,8 +58,9 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     if problem := does_not_fit(metric, 2):
         raise OptionError(f'metric is called as metric(outputs, ys): {problem}.')
     length_of(xs, ys)
-    bound, xs = learner._compiled(), _inputs(xs)
-    environment = bound.states.environment
+    bound = learner._compiled()
+    environment, example = bound.states.environment, jax.tree.structure(bound.states.example)
+    xs = xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
     environment.check(STEP)
     size = _batch_of(bound, xs)
     with jax.transfer_guard('allow'):  # of the number 0
@@ -210,7 +212,3 @@ def _as_it_was(bound: Bound) -> Iterator[None]:
     finally:
         for state, value in before:
             state.value = value
-
-
-def _inputs(x) -> tuple:
-    return x if type(x) is tuple else (x,)

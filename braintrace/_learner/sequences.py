@@ -208,6 +208,13 @@ def learn(
         raise OptionError(
             f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
         )
+    try:
+        sorted(weights)
+    except TypeError as error:
+        raise OptionError(
+            f'the keys of weights have no order, as a dict of arrays needs it: {error}. Use keys '
+            "of one kind, such as ('extra',) beside the paths of `learner.param_states`."
+        ) from error
     around, optimizer = options.around, options.optimizer
     values = around.with_own({name: state.value for name, state in weights.items()})
     functions: tuple = (step_fn,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from collections import OrderedDict
@@ -407,4 +408,8 @@ class ModelStates:
                 )
             return outputs, new
 
+        names = 'params', 'carry', *(f'input{k}' for k in range(len(self.example)))
+        names += ('environment',) if environment.inputs else ()
+        own = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names]
+        run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         return run

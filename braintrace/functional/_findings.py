@@ -110,7 +110,9 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
         ]
     time = ''
     if 'inputs' in differ:
-        time = '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1.'
+        time = (
+            '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1; a '
+            'tuple xs holds several inputs.'
     batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
     raise StructureError(
         'these arguments are not those that were compiled:\n'

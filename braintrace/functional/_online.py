@@ -55,7 +55,7 @@ from ._places import (
     untyped,
     without_explicit_axes,
 )
-from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
+from ._sequences import SequenceCalls, check_outside_of_loss, checked_loss
 from ._state import (
     HeadGradients,
     OnlineState,
@@ -98,7 +98,7 @@ def _always(path, leaf) -> bool:
     return True
 
 
-INNER = {'advance', 'compiled', 'first', 'matching', 'recompile'}
+INNER = {'advance', 'compiled', 'first', 'matching', 'recompile', 'taken'}
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +181,16 @@ class OnlineLearner:
             self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
 
+    def taken(self, given) -> tuple:
+        """The inputs of a step, of what a call is given for them: a tuple holds several, unless
+        it is what ``init`` took as one.
+        """
+        if type(given) is not tuple:
+            return (given,)
+        known = [compiled.program.trees['inputs'] for compiled in self._kept.values()]
+        one = jax.tree.structure((given,)) in known and jax.tree.structure(given) not in known
+        return (given,) if one else given
+
     @property
     def first(self) -> Compiled:
         """The first compiled signature."""
@@ -261,7 +271,7 @@ class OnlineLearner:
             params = spread(params, varying((params, state, inputs, targets)))
 
             def loss(params):
-                outputs, new = self.step(params, state, *as_inputs(inputs))
+                outputs, new = self.step(params, state, *self.taken(inputs))
                 value = loss_of(outputs, targets)
                 return total_loss(value), (task_loss(value), outputs, new)
 
@@ -322,7 +332,7 @@ class OnlineLearner:
         checked = tuple(checked_loss(self, loss) for loss in losses)
 
         def run(params, state, inputs, targets) -> Gradient:
-            inputs = as_inputs(inputs)
+            inputs = self.taken(inputs)
             compiled = self.matching(params, state, inputs)
             if not per_sample:
                 return of_batch(compiled, checked, params, state, inputs, targets)
@@ -330,7 +340,7 @@ class OnlineLearner:
             return of_samples(compiled, one, checked, params, state, inputs, targets)
 
         def types(params, state, inputs, targets) -> Gradient:
-            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            outputs = self._types_of_outputs(params, state, self.taken(inputs))
             of_params = P() if per_sample else types_of(params)
             number = len(losses)
             return Gradient((of_params,) * number, (P(),) * number, outputs, types_of(state))
@@ -359,7 +369,7 @@ class OnlineLearner:
         """
 
         def types(params, state, inputs, targets):
-            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            outputs = self._types_of_outputs(params, state, self.taken(inputs))
             return Gradient(types_of(params), P(), outputs, types_of(state)), P()
 
         run = observed_step(self, checked_loss(self, loss_fn))
