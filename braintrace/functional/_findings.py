@@ -113,6 +113,7 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
         time = (
             '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1; a '
             'tuple xs holds several inputs.'
+        )
     batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
     raise StructureError(
         'these arguments are not those that were compiled:\n'
