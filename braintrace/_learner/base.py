@@ -34,7 +34,7 @@ from ..extra.saving import restore as restore_states
 from ..extra.saving import save as save_states
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .sequences import evolve, learn
+from .sequences import check_outside_of_loop, evolve, learn
 from .states import (
     CARRY,
     ETraceState,
@@ -166,6 +166,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return bound
 
     def _compiled(self) -> Bound:
+        check_outside_of_loop(self)
         if (bound := self._own()) is None:
             raise NotCompiledError(
                 f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with '

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import brainstate
 import jax
@@ -37,6 +39,29 @@ from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, substituted
 
 CALLED = 'called'  # the place of a function of progress, which each call of a program is given
+
+
+# The learner whose compiled loop runs, where a function of progress is called inside of it.
+INSIDE: ContextVar[Any] = ContextVar('learner inside of a loop', default=None)
+
+
+def _inside(learner, progress: Callable, *args) -> None:
+    token = INSIDE.set(learner)
+    try:
+        progress(*args)
+    finally:
+        INSIDE.reset(token)
+
+
+def check_outside_of_loop(learner) -> None:
+    """Refuse to use a learner from a function of progress that its compiled loop calls."""
+    if INSIDE.get() is learner:
+        raise StepFunctionError(
+            'a function of progress uses the learner inside of the compiled loop of etrace_grad, '
+            'where its states are on their way. Keep what the function is given, and use the '
+            'learner after the call; for looks on the way, call it on one part of the sequence '
+            'after the other.'
+        )
 
 
 class ForwardProgram:
@@ -112,18 +137,27 @@ class SequenceProgram:
         run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
         return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
 
-    def __call__(self, learnt, sequence: Sequence, read, write: Callable, progress) -> Result:
+    def __call__(
+        self, learnt, sequence: Sequence, read, write: Callable, again: Callable, progress
+    ) -> Result:
         """Run from the present states on; all states that the step writes advance, and
         ``write(learnt)`` keeps what was learnt. ``read``: what the environment has for the step.
-        ``progress``: what the call was given.
+        ``again(learnt)``: the same with the weights as they are now. ``progress``: what the call
+        was given.
         """
-        # the states as they are now: arrays that a program takes and gives back
-        self.told = Told(progress)
         bound, world = self.step.bound, self.step.world()
+        # between two turns a function of progress sees the learner, and may change it
+        seen = callable(progress) and self.options.optimizer is not None
+        self.told = Told(partial(_inside, bound.owner, progress) if callable(progress) else None)
         values = world.read(Role.CONSTANT), bound.initial(), bound.held(), read
-        leaves, carry = jax.tree.flatten(world.read(*CARRY))
-        etrace = bound.owner.etrace
-        first = Result(learnt, Moment((leaves, world.read(Role.THREADED)), **etrace.value))
+        carry, etrace = jax.tree.structure(world.read(*CARRY)), bound.owner.etrace
+
+        def at_present(now: Result) -> Result:
+            """The states as they are now: arrays that a program takes and gives back."""
+            leaves = jax.tree.leaves(world.read(*CARRY))
+            return now._replace(end=Moment((leaves, world.read(Role.THREADED)), **etrace.value))
+
+        first = at_present(Result(learnt, None))
 
         def kept(result: Result) -> None:
             (leaves, threaded), trace, t = result.end
@@ -133,9 +167,14 @@ class SequenceProgram:
             write(result.learnt)
 
         def program(now: Result, bounds=None) -> Result:
+            if seen:
+                now = strong(at_present(now._replace(learnt=again(now.learnt))))
             at, *trace = now.end
             shown = None if bounds is None else (now.losses, now.aux)
-            return self.run(trace, shown, at, now.learnt, values, sequence, bounds)
+            result = self.run(trace, shown, at, now.learnt, values, sequence, bounds)
+            if seen:
+                kept(result)
+            return result
 
         # inside of a transformation: one program of the surrounding trace, without turns
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((first, values, sequence))):
@@ -147,20 +186,22 @@ class SequenceProgram:
         turns = self.in_turns.turns
         try:
             # one block needs no turns, and its shapes may have weak types
-            if turns.number == 1:
+            if turns.number == 1 and not seen:
                 result, _, error = turns.run(lambda now, start, stop: program(now), first, kept)
                 result = result._replace(stopped=error)
             else:
                 place = first if turns.size else strong(first)
                 told = Progress(self.length, progress) if progress else None
-                result = self.in_turns.run(program, place, sequence.mask, told, kept)
+                last = (lambda result: None) if seen else kept
+                result = self.in_turns.run(program, place, sequence.mask, told, last)
         except BaseException as error:  # of any kind: it is raised again
             # it ran on the trace's own buffer, which a failure loses
-            if any(x.is_deleted() for x in jax.tree.leaves(first.end[1:])):
+            if any(x.is_deleted() for x in jax.tree.leaves(etrace.value)):
                 etrace.value = bound.empty_trace()
+                since = 'when progress was called last' if seen else 'before the call'
                 error.add_note(
                     'The call failed while it ran on the eligibility trace, which is lost: it '
-                    'starts anew, empty. Parameters and hidden states are those before the call.'
+                    f'starts anew, empty. Parameters and hidden states are those {since}.'
                 )
             raise
         if callable(progress):
@@ -231,6 +272,9 @@ def learn(
 
     read = bound.states.environment.present()
 
+    def again(learnt):
+        return around.with_own({name: state.value for name, state in weights.items()}), learnt[1]
+
     # made once for each step function, shapes and options
     called = CALLED if callable(options.progress) else options.progress
     like = options._replace(progress=called)
@@ -248,7 +292,7 @@ def learn(
     shapes = signature((sequences, reset, opened))
     key = like._replace(optimizer=None), shapes, *weights.items()
     program = bound.program(functions, key, make)
-    return program(learnt, Sequence(sequences, mask, reset), read, write, options.progress)
+    return program(learnt, Sequence(sequences, mask, reset), read, write, again, options.progress)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):
