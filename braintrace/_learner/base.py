@@ -92,9 +92,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         check_model(model)
         if not isinstance(policy, Policy):
             raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
+        self._notices = Notices()  # before the model: a pickle is refused here
         self.model, self.rule, self.policy = model, rule, policy.marking(mark)
         self._bound: Bound | None = None
-        self._notices = Notices()
 
     def __dir__(self) -> list[str]:
         """What a learner adds to a module, and what it needs of one."""

@@ -21,7 +21,7 @@ from .. import _jax
 from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
 from .._warnings import tell
 from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
-from ..errors import BraintraceError, OptionError, StepFunctionError
+from ..errors import BraintraceError, NotSupportedError, OptionError, StepFunctionError
 from ..functional import OnlineLearner
 from .environment import ABSENT, STEP, reads, token
 from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
@@ -197,6 +197,16 @@ class Notices:
     def __init__(self) -> None:
         self.given: set[str] = set()
         self.called_in: weakref.ref | None = None
+
+    def __deepcopy__(self, memo: dict) -> Notices:
+        return Notices()
+
+    def __reduce__(self):
+        raise NotSupportedError(
+            'a learner of a module is not pickled, since the states of brainstate are not. Pickle '
+            '`learner.save()`, a dict of arrays, and give it to `restore` of a learner that the '
+            'same lines made.'
+        )
 
     def of_call(self, states: ModelStates) -> Callable:
         """A function to pass the results of a call through, which warns where they are

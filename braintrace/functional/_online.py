@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -132,6 +132,11 @@ class OnlineLearner:
     def __dir__(self) -> list[str]:
         """What users call; the compiled steps are for those who build on this."""
         return sorted({*object.__dir__(self)} - INNER)
+
+    def __getstate__(self) -> dict:
+        """A copy, or a pickle, has compiled nothing."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**own, '_kept': {}, '_warned': set()}
 
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
