@@ -47,7 +47,14 @@ from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
 from ..extra.sharding import placed, share_of, state_specs
 from ._compiled import Compiled
-from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
+from ._findings import (
+    check_strict,
+    refuse_shapes,
+    seen_from_outside,
+    shown,
+    tell_findings,
+    tell_size,
+)
 from ._places import (
     check_devices,
     in_automatic_axes,
@@ -177,7 +184,8 @@ class OnlineLearner:
             )
             if self.rule is not None:
                 check_learnable(graph)
-                graph = self.rule.scoped(graph)
+                with seen_from_outside():
+                    graph = self.rule.scoped(graph)
                 self.rule.check(graph)
                 tell_size(graph, self.rule)
             if self.policy.strict:
@@ -342,7 +350,8 @@ class OnlineLearner:
             if not per_sample:
                 return of_batch(compiled, checked, params, state, inputs, targets)
             one = partial(self.compiled, params, new=True)
-            return of_samples(compiled, one, checked, params, state, inputs, targets)
+            with seen_from_outside():
+                return of_samples(compiled, one, checked, params, state, inputs, targets)
 
         def types(params, state, inputs, targets) -> Gradient:
             outputs = self._types_of_outputs(params, state, self.taken(inputs))
