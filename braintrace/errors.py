@@ -9,6 +9,7 @@ True
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ._public_names import lacking as _lacking
@@ -32,6 +33,15 @@ __all__ = [
 ]
 
 
+NUMBERS = re.compile(r'\[[\[\]\d\s.,+\-einfa]{120,}\]')  # of an array that a message shows
+
+
+def _shortened(numbers: re.Match) -> str:
+    """The first and the last numbers of an array."""
+    start, end = numbers[0][:40].split(), numbers[0][-20:].split()
+    return ' '.join([*start[:-1], '...', *end[1:]])
+
+
 class BraintraceError(Exception):
     """Base of every error raised by braintrace.
 
@@ -42,6 +52,9 @@ class BraintraceError(Exception):
     ...     print(type(error).__name__, '-', error)
     OptionError - credit is 'all'; choose 'cut' or 'whole'.
     """
+
+    def __init__(self, message: str = ''):
+        super().__init__(NUMBERS.sub(_shortened, message))
 
 
 class BraintraceWarning(UserWarning):

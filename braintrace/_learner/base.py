@@ -34,7 +34,7 @@ from ..extra.saving import restore as restore_states
 from ..extra.saving import save as save_states
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .sequences import evolve, learn
+from .sequences import check_outside_of_loop, evolve, learn
 from .states import (
     CARRY,
     ETraceState,
@@ -92,9 +92,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         check_model(model)
         if not isinstance(policy, Policy):
             raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
+        self._notices = Notices()  # before the model: a pickle is refused here
         self.model, self.rule, self.policy = model, rule, policy.marking(mark)
         self._bound: Bound | None = None
-        self._notices = Notices()
 
     def __dir__(self) -> list[str]:
         """What a learner adds to a module, and what it needs of one."""
@@ -127,8 +127,11 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """Compile the model's step for inputs like these, arrays or ``jax.ShapeDtypeStruct``, and
         return its graph; states and values are untouched.
 
-        What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
-        until compiled again; a call at another ``dt`` is refused.
+        Of what the model reads from ``brainstate.environ``, ``t``, ``i`` and arrays are inputs of
+        the step, which each call reads anew. All else (``dt``, ``fit``, ``precision``) is taken as
+        it is now, until compiled again, and a call at another value is refused. What Python holds
+        beside (a global, an attribute of a module that is no state) stays as it is now, as under
+        ``jax.jit``.
         """
         if not inputs:
             check_needs_no_inputs(self.model.update, 0, 'compile(model, rule, x)')
@@ -137,7 +140,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         core = OnlineLearner(
             states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy, recompile=REMEDY
         )
-        state = core.init(params, carry, *inputs)
+        read = states.environment.inputs
+        state = core.init(params, carry, *inputs, *([read] if read else []))
         self._bound = Bound(self, core, states)
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self.structure = StructureState(core.first.held)
@@ -164,6 +168,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return bound
 
     def _compiled(self) -> Bound:
+        check_outside_of_loop(self)
         if (bound := self._own()) is None:
             raise NotCompiledError(
                 f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with '
@@ -279,7 +284,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         ``online`` is made by :func:`braintrace.functional.online` of ``online.cell(params, carry,
         *inputs) -> (outputs, carry)``, one step of the model; params and carry are dicts by path.
-        No state is read or written through them.
+        No state is read or written through them. Where the step reads ``t``, ``i`` or arrays of
+        ``brainstate.environ``, a dict of them is its last input.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -290,6 +296,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         ((3, 4), [('h',)])
         """
         bound = self._compiled()
+        bound.states.environment.check()
         return bound.core, *bound.states.values()
 
     # saving ---------------------------------------------------------------------------------------
@@ -359,9 +366,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     @public('learner')
     def update(self, *inputs) -> jax.Array:
         """One step of the model: outputs; states and trace advance."""
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         if (call := substitute(self)) is not None:
             return call(*inputs)
+        inputs = bound.given(inputs)
         told, world = self._notices.of_call(bound.states), bound.states.now()
         state = OnlineState(world.read(*CARRY), **self.etrace.value)
         params = world.read(Role.WEIGHT)
@@ -560,7 +568,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             memory_budget=memory_budget,
             keep_trace=keep_trace,
         )
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights)
         grads = self.around.own(result.learnt)
         return _returned(Gradient(grads, result.losses, result.aux, None), result, sequences)
@@ -642,7 +650,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             update_every=update_every,
             write_every=write_every,
         )
-        bound = self._compiled().in_time()
+        bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights, opt_state)
         found = Trained(None, result.losses, result.aux, None, result.learnt[1])
         return _returned(found, result, sequences)
@@ -668,7 +676,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
         (5, 3, 4)
         """
-        return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
+        return evolve(self._compiled(), sequences, step_fn, return_outputs, trace)
 
 
 def _returned(value, result: Result, sequences: tuple):

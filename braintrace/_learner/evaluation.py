@@ -17,6 +17,7 @@ from .._signatures import does_not_fit, public
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from ..errors import OptionError, StructureError
 from .base import ETraceLearner
+from .environment import CLOCK, INDEX, STEP, TIME
 from .learners import Lanes
 from .states import ModelStates, as_path
 from .step_functions import Bound, Touched
@@ -28,10 +29,12 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     initial states on; neither the model nor the learner is changed.
 
     Time is axis 0 of ``xs``, ``ys`` and the outputs, the batch axis 1 of ``xs`` where the learner
-    was compiled for one; a tuple ``xs`` goes to the model as ``*inputs``. The initial states are
+    was compiled for one; a tuple ``xs`` goes to the model as ``*inputs``, unless it was compiled
+    for a tuple as one input. The initial states are
     those of ``brainstate.nn.init_all_states`` for this batch, from the parameters and statistics as
-    they are now, and ``fit`` is False in ``brainstate.environ``. The loop is compiled once for each
-    shape of ``xs``; the metric is not.
+    they are now, and ``fit`` is False in ``brainstate.environ``, where ``i`` counts the steps and
+    ``t`` goes on by ``dt``, from the values that are set there or zero. The loop is compiled once
+    for each shape of ``xs``; the metric is not.
 
     Raises :class:`braintrace.errors.NotCompiledError` for a learner that is not compiled,
     :class:`braintrace.errors.StructureError` for sequences of unequal lengths and for inputs unlike
@@ -55,12 +58,20 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     if problem := does_not_fit(metric, 2):
         raise OptionError(f'metric is called as metric(outputs, ys): {problem}.')
     length_of(xs, ys)
-    bound = learner._compiled().in_time()
-    size = _batch_of(bound, _inputs(xs))
+    bound = learner._compiled()
+    environment, example = bound.states.environment, jax.tree.structure(bound.states.example)
+    xs = xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
+    environment.check(STEP)
+    size = _batch_of(bound, xs)
     with jax.transfer_guard('allow'):  # of the number 0
-        first = _inputs(jax.tree.map(lambda a: a[0], xs))
-    with _as_it_was(bound), brainstate.environ.context(fit=False):
-        make = partial(Aside, bound, size, first)
+        first = jax.tree.map(lambda a: a[0], xs)
+    with _as_it_was(bound), environment.completed(fit=False):
+        times = clock()
+
+        def make() -> Aside:
+            with brainstate.environ.context(**times):
+                return Aside(bound, size, first)
+
         # states that are made inside a transformation end with it
         kept = _jax.is_outermost()
         with _as_it_was(bound):  # each call has the numbers of the first one
@@ -73,9 +84,9 @@ def _batch_of(bound: Bound, inputs: tuple) -> int | None:
     """The batch size of sequences of inputs, None without a batch; one step of them has to look
     like the example that was compiled, but for the batch size.
     """
-    program, lanes = bound.core.first.program, bound.core.graph.lanes
-    shapes = [program.avals[v].shape for v in program.inputs]
-    same, sizes = jax.tree.structure(inputs) == program.trees['inputs'], []
+    example, lanes = bound.states.example, bound.core.graph.lanes
+    shapes = [leaf.shape for leaf in jax.tree.leaves(example)]
+    same, sizes = jax.tree.structure(inputs) == jax.tree.structure(example), []
     for leaf, shape in zip(jax.tree.leaves(inputs), shapes):
         now, skip = jnp.shape(leaf)[1:], int(lanes is not None and shape[:1] == (lanes,))
         same = same and len(now) == len(shape) and now[skip:] == shape[skip:]
@@ -104,7 +115,9 @@ class Aside:
         brainstate.nn.init_all_states(other, **self.options)
         self.states = ModelStates(other, inputs)
         self.cell = self.states.cell()
-        self.shown, _ = jax.eval_shape(self.cell, *self.states.values(), *inputs)
+        read = self.states.environment.inputs
+        of_cell = [read] if read else []
+        self.shown, _ = jax.eval_shape(self.cell, *self.states.values(), *inputs, *of_cell)
         self.run = jax.jit(partial(along, self.cell), donate_argnums=1)
         self.turns: dict[int, Turns] = {}
 
@@ -123,12 +136,20 @@ class Aside:
 
     def _along(self, params, carry, xs):
         length = length_of(xs)
+        environment, times = self.states.environment, clock(length)
+        read = environment.present()
+        if TIME in environment.inputs and TIME not in times:
+            raise StructureError(
+                "the model reads 't' of brainstate.environ, and 'dt' is not set there, by which "
+                'time goes on: `with brainstate.environ.context(dt=...):`.'
+            )
+        xs = xs, {key: times[key] for key in CLOCK if key in environment.inputs}
         now = strong(carry), buffers(self.shown, length)
         if not _jax.is_outermost():
-            return along(self.cell, *now, params, xs, 0, length)[1]
+            return along(self.cell, *now, params, read, xs, 0, length)[1]
 
         def steps(now, start, stop):
-            return self.run(*now, params, xs, *bounds(start, stop))
+            return self.run(*now, params, read, xs, *bounds(start, stop))
 
         turns = self.turns.setdefault(length, Turns(length))
         (_, outputs), _, error = turns.run(steps, now, lambda now: None)
@@ -153,16 +174,32 @@ def _copied(states: ModelStates) -> brainstate.nn.Module:
     return other
 
 
-def along(cell: Callable, carry, shown, params, xs, start, stop):
-    """The carry and the outputs of a cell after the steps from ``start`` to ``stop``."""
+def along(cell: Callable, carry, shown, params, read: dict, xs, start, stop):
+    """The carry and the outputs of a cell after the steps from ``start`` to ``stop``. ``read``:
+    what it reads of the environment, of which ``xs`` have what varies beside the inputs.
+    """
 
     def step(k, now):
-        x = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False), xs)
-        outputs, carry = cell(params, now[0], *_inputs(x))
+        at = partial(jax.lax.dynamic_index_in_dim, index=k, keepdims=False)
+        x, times = jax.tree.map(at, xs)
+        outputs, carry = cell(params, now[0], *x, *([{**read, **times}] if read or times else []))
         put = partial(jax.lax.dynamic_update_index_in_dim, index=k, axis=0)
         return carry, jax.tree.map(put, now[1], outputs)
 
     return jax.lax.fori_loop(start, stop, step, (carry, shown))
+
+
+def clock(length: int | None = None) -> dict[str, Any]:
+    """The number and the time of a step, from those of the environment or zero on; of all steps of
+    a sequence with a ``length``.
+    """
+    get = brainstate.environ.get
+    step = get(STEP, default=None)
+    steps = 0 if length is None else jnp.arange(length)
+    found = {INDEX: get(INDEX, default=0) + steps}
+    if step is not None:
+        found[TIME] = get(TIME, default=0 * step) + steps * step
+    return found
 
 
 @contextmanager
@@ -175,7 +212,3 @@ def _as_it_was(bound: Bound) -> Iterator[None]:
     finally:
         for state, value in before:
             state.value = value
-
-
-def _inputs(x) -> tuple:
-    return x if type(x) is tuple else (x,)

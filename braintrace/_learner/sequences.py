@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import brainstate
 import jax
@@ -31,10 +33,34 @@ from .._windows import (
 )
 from ..errors import OptionError, StepFunctionError
 from ..extra.progress import Progress, Told
+from .environment import within
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, substituted
 
 CALLED = 'called'  # the place of a function of progress, which each call of a program is given
+
+
+# The learner whose compiled loop runs, where a function of progress is called inside of it.
+INSIDE: ContextVar[Any] = ContextVar('learner inside of a loop', default=None)
+
+
+def _inside(learner, progress: Callable, *args) -> None:
+    token = INSIDE.set(learner)
+    try:
+        progress(*args)
+    finally:
+        INSIDE.reset(token)
+
+
+def check_outside_of_loop(learner) -> None:
+    """Refuse to use a learner from a function of progress that its compiled loop calls."""
+    if INSIDE.get() is learner:
+        raise StepFunctionError(
+            'a function of progress uses the learner inside of the compiled loop of etrace_grad, '
+            'where its states are on their way. Keep what the function is given, and use the '
+            'learner after the call; for looks on the way, call it on one part of the sequence '
+            'after the other.'
+        )
 
 
 class ForwardProgram:
@@ -51,7 +77,9 @@ class ForwardProgram:
         with substituted(self.learner, self.instead):
             return self.step_fn(*slices)
 
-    def _run(self, threaded, constants, sequences):
+    def _run(self, threaded, constants, sequences, read):
+        length = length_of(*sequences)
+
         def step(constants, values, slices):
             world = self.touched.now()
             with world.running({**values, **constants}):
@@ -61,14 +89,15 @@ class ForwardProgram:
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
         auto = self.learner.policy.at_once
         # constants of the step are hoisted out of the loop, as everywhere
-        traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
-        length = length_of(*sequences)
-        values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
+        with within(read, length):
+            traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
+            values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
         return values, outputs
 
-    def __call__(self, sequences):
+    def __call__(self, sequences, read):
         world = self.touched.now()
-        values, outputs = self.run(world.read(Role.THREADED), world.read(Role.CONSTANT), sequences)
+        states = world.read(Role.THREADED), world.read(Role.CONSTANT)
+        values, outputs = self.run(*states, sequences, read)
         world.write(values)
         return outputs
 
@@ -88,8 +117,14 @@ class SequenceProgram:
         self, etrace, shown, world, learnt, values, sequence: Sequence, bounds=None, alone=True
     ) -> Result:
         """A run from these values on: ``learnt`` are the weights, for updates with the state of the
-        optimiser; ``values`` the constants, what a reset puts back, and what the step holds.
+        optimiser; ``values`` the constants, what a reset puts back, what the step holds, and what
+        the environment has around the loop.
         """
+        *values, read = values
+        with within(read, self.length):
+            return self._run_in(etrace, shown, world, learnt, values, sequence, bounds, alone)
+
+    def _run_in(self, etrace, shown, world, learnt, values, sequence, bounds, alone) -> Result:
         options, length, show = self.options, self.length, None
         if options.progress and alone and bounds is None:
             told = lambda *args: self.told(*args)  # noqa: E731
@@ -101,17 +136,27 @@ class SequenceProgram:
         run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
         return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
 
-    def __call__(self, learnt, sequence: Sequence, write: Callable, progress) -> Result:
+    def __call__(
+        self, learnt, sequence: Sequence, read, write: Callable, again: Callable, progress
+    ) -> Result:
         """Run from the present states on; all states that the step writes advance, and
-        ``write(learnt)`` keeps what was learnt. ``progress``: what the call was given.
+        ``write(learnt)`` keeps what was learnt. ``read``: what the environment has for the step.
+        ``again(learnt)``: the same with the weights as they are now. ``progress``: what the call
+        was given.
         """
-        # the states as they are now: arrays that a program takes and gives back
-        self.told = Told(progress)
         bound, world = self.step.bound, self.step.world()
-        values = world.read(Role.CONSTANT), bound.initial(), bound.held()
-        leaves, carry = jax.tree.flatten(world.read(*CARRY))
-        etrace = bound.owner.etrace
-        first = Result(learnt, Moment((leaves, world.read(Role.THREADED)), **etrace.value))
+        # between two turns a function of progress sees the learner, and may change it
+        seen = callable(progress) and self.options.optimizer is not None
+        self.told = Told(partial(_inside, bound.owner, progress) if callable(progress) else None)
+        values = world.read(Role.CONSTANT), bound.initial(), bound.held(), read
+        carry, etrace = jax.tree.structure(world.read(*CARRY)), bound.owner.etrace
+
+        def at_present(now: Result) -> Result:
+            """The states as they are now: arrays that a program takes and gives back."""
+            leaves = jax.tree.leaves(world.read(*CARRY))
+            return now._replace(end=Moment((leaves, world.read(Role.THREADED)), **etrace.value))
+
+        first = at_present(Result(learnt, None))
 
         def kept(result: Result) -> None:
             (leaves, threaded), trace, t = result.end
@@ -121,9 +166,14 @@ class SequenceProgram:
             write(result.learnt)
 
         def program(now: Result, bounds=None) -> Result:
+            if seen:
+                now = strong(at_present(now._replace(learnt=again(now.learnt))))
             at, *trace = now.end
             shown = None if bounds is None else (now.losses, now.aux)
-            return self.run(trace, shown, at, now.learnt, values, sequence, bounds)
+            result = self.run(trace, shown, at, now.learnt, values, sequence, bounds)
+            if seen:
+                kept(result)
+            return result
 
         # inside of a transformation: one program of the surrounding trace, without turns
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((first, values, sequence))):
@@ -135,20 +185,22 @@ class SequenceProgram:
         turns = self.in_turns.turns
         try:
             # one block needs no turns, and its shapes may have weak types
-            if turns.number == 1:
+            if turns.number == 1 and not seen:
                 result, _, error = turns.run(lambda now, start, stop: program(now), first, kept)
                 result = result._replace(stopped=error)
             else:
                 place = first if turns.size else strong(first)
                 told = Progress(self.length, progress) if progress else None
-                result = self.in_turns.run(program, place, sequence.mask, told, kept)
+                last = (lambda result: None) if seen else kept
+                result = self.in_turns.run(program, place, sequence.mask, told, last)
         except BaseException as error:  # of any kind: it is raised again
             # it ran on the trace's own buffer, which a failure loses
-            if any(x.is_deleted() for x in jax.tree.leaves(first.end[1:])):
+            if any(x.is_deleted() for x in jax.tree.leaves(etrace.value)):
                 etrace.value = bound.empty_trace()
+                since = 'when progress was called last' if seen else 'before the call'
                 error.add_note(
                     'The call failed while it ran on the eligibility trace, which is lost: it '
-                    'starts anew, empty. Parameters and hidden states are those before the call.'
+                    f'starts anew, empty. Parameters and hidden states are those {since}.'
                 )
             raise
         if callable(progress):
@@ -196,6 +248,13 @@ def learn(
         raise OptionError(
             f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
         )
+    try:
+        sorted(weights)
+    except TypeError as error:
+        raise OptionError(
+            f'the keys of weights have no order, as a dict of arrays needs it: {error}. Use keys '
+            "of one kind, such as ('extra',) beside the paths of `learner.param_states`."
+        ) from error
     around, optimizer = options.around, options.optimizer
     values = around.with_own({name: state.value for name, state in weights.items()})
     functions: tuple = (step_fn,)
@@ -210,6 +269,11 @@ def learn(
             for name, value in around.kept(learnt[0]).items():
                 weights[name].value = value
 
+    read = bound.states.environment.present()
+
+    def again(learnt):
+        return around.with_own({name: state.value for name, state in weights.items()}), learnt[1]
+
     # made once for each step function, shapes and options
     called = CALLED if callable(options.progress) else options.progress
     like = options._replace(progress=called)
@@ -217,7 +281,9 @@ def learn(
     def make() -> SequenceProgram:
         if opened is not None:
             check_opt_state(optimizer, *opened)
-        step = StepFunction(bound, step_fn, dict(weights), _slices(sequences), options.has_aux)
+        slices = _slices(sequences)
+        with within(read, length):
+            step = StepFunction(bound, step_fn, dict(weights), slices, options.has_aux)
         compiled = bound.core.first
         return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length)
 
@@ -225,24 +291,25 @@ def learn(
     shapes = signature((sequences, reset, opened))
     key = like._replace(optimizer=None), shapes, *weights.items()
     program = bound.program(functions, key, make)
-    return program(learnt, Sequence(sequences, mask, reset), write, options.progress)
+    return program(learnt, Sequence(sequences, mask, reset), read, write, again, options.progress)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):
     """Outputs over time of a run without gradients; None where they are not to ``keep``."""
     check_choice('return_outputs', keep, (True, False))
     check_choice('trace', trace, (True, False))
-    length_of(*sequences)
+    length = length_of(*sequences)
     sequences = jax.tree.map(jnp.asarray, sequences)
-    learner = bound.owner
+    learner, read = bound.owner, bound.states.environment.present()
     # without a trace the model itself answers the learner's calls
-    instead = None if trace else learner.model
+    instead = None if trace else bound.alone
 
     def make() -> ForwardProgram:
-        return ForwardProgram(learner, step_fn or learner, _slices(sequences), keep, instead)
+        with within(read, length):
+            return ForwardProgram(learner, step_fn or learner, _slices(sequences), keep, instead)
 
     like = 'evolve', keep, trace, signature(sequences)
-    return bound.program((step_fn,), like, make)(sequences)
+    return bound.program((step_fn,), like, make)(sequences, read)
 
 
 def _slices(sequences):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from collections import OrderedDict
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._compiler import path_name
+from .._compiler import abstract, path_name
 from .._jax import hide_from_locations
 from ..errors import CompileError, OptionError, StructureError
+from .environment import ABSENT, Environment, reads
 
 # own states ---------------------------------------------------------------------------------------
 #
@@ -256,13 +258,22 @@ def _alike(some: tuple, others: tuple) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
+# what JAX raises where Python asks for the value of an array
+HIDDEN_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
 class ModelStates:
     """The states of a model by path: parameters, and the carry (hidden states, other states, states
     outside the model).
     """
 
     def __init__(self, model: brainstate.nn.Module, inputs: tuple):
-        self.model, self.dt = model, brainstate.environ.get('dt', default=None)
+        self.model, self.example = model, jax.tree.map(abstract, inputs)
         self._tree = Tree(model)
         self._known: tuple[dict, World] | None = None  # the states that were found last
         found = self.lookup()
@@ -273,7 +284,19 @@ class ModelStates:
                     'brainstate.nn.init_all_states(model) first.'
                 )
         try:
-            touched = discover(lambda *x: model(*x), *inputs)
+            with reads() as read:
+                touched = discover(lambda *x: model(*x), *inputs)
+            self.environment = self._environment(read)
+        except KeyError as e:
+            if unset := [
+                key for key, value in read.items() if value is ABSENT and key in e.args[0]
+            ]:
+                raise CompileError(
+                    f'the step reads {unset[0]!r} of brainstate.environ, which is not set. Compile '
+                    f'inside of `with brainstate.environ.context({unset[0]}=...):`, with a value '
+                    'like those of a step.'
+                ) from e
+            raise
         except AttributeError as e:
             raise CompileError(
                 f'the model failed on the example inputs: {e}. Initialise its states first: '
@@ -303,6 +326,23 @@ class ModelStates:
                 'Keep what changes there in a brainstate.ShortTermState, and update parameters '
                 'with the gradient.'
             )
+
+    def _environment(self, read: dict) -> Environment:
+        """What the step reads of the environment; where Python asks for the value of an array,
+        nothing varies.
+        """
+        found = Environment(read)
+
+        def step(values, *inputs):
+            with brainstate.environ.context(**values):
+                return self.model(*inputs)
+
+        try:
+            if found.inputs:
+                discover(step, found.inputs, *self.example)
+        except HIDDEN_VALUES:
+            return Environment(read, may_vary=False)
+        return found
 
     def is_hidden(self, key: Path, leaf) -> bool:
         """Whether a leaf of the carry belongs to a hidden state."""
@@ -339,14 +379,20 @@ class ModelStates:
 
     def cell(self) -> Callable:
         """The model's update as ``(params, carry, *inputs) -> (outputs, carry)``; its states are
-        left as they were.
+        left as they were. What it reads of the environment and varies is a dict, its last input.
         """
-        tree = jax.tree.structure
+        tree, environment = jax.tree.structure, self.environment
 
         def run(params, carry, *inputs):
-            world = self.now()
-            with world.running({**params, **carry}):
-                outputs = self.model(*inputs)
+            world, own = self.now(), inputs[: len(self.example)]
+            if environment.inputs and len(inputs) == len(own):
+                raise StructureError(
+                    f'the step reads {[*environment.inputs]} of brainstate.environ: give a dict of '
+                    'them as its last input, of a sequence with time in axis 0.'
+                )
+            read = inputs[-1] if environment.inputs else {}
+            with environment.completed(**read), world.running({**params, **carry}):
+                outputs = self.model(*own)
                 new = world.read(*CARRY)
             changed = [
                 f'  {path_name(path)}: {tree(value)} before the step, {tree(new[path])} after it'
@@ -362,4 +408,8 @@ class ModelStates:
                 )
             return outputs, new
 
+        names = 'params', 'carry', *(f'input{k}' for k in range(len(self.example)))
+        names += ('environment',) if environment.inputs else ()
+        own = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names]
+        run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         return run

@@ -16,16 +16,19 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
-import saiunit as u
 
 from .. import _jax
 from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
-from .._jax import Tracer
 from .._warnings import tell
 from .._windows import Bordered, Penalised, check_loss, task_loss, total_loss
-from ..errors import BraintraceError, OptionError, StepFunctionError, StructureError
+from ..errors import (
+    BraintraceError,
+    NotSupportedError,
+    OptionError,
+    StepFunctionError,
+)
 from ..functional import OnlineLearner
+from .environment import ABSENT, STEP, reads, token
 from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 
 # calls --------------------------------------------------------------------------------------------
@@ -46,22 +49,28 @@ class Bound:
     owner: Any
     core: OnlineLearner
     states: ModelStates
-    programs: OrderedDict[tuple[tuple, Hashable], Any] = field(default_factory=OrderedDict)
+    programs: OrderedDict[tuple[tuple, Hashable, tuple], Any] = field(default_factory=OrderedDict)
+    read: set[str] = field(default_factory=set)  # keys of the environment that programs read
 
     def program(self, of: tuple, like: Hashable, make: Callable):
         """The compiled program of the user's functions, for what is ``like`` this beside them; made
         where there is none or its states are gone.
         """
-        key = of, like
+        key = of, like, self._read_now()
         new = key not in self.programs
         if new or self.programs[key].touched.stale():
-            self.programs[key] = make()
+            with reads() as found:
+                program = make()
+            # what the step takes as inputs goes to the program as arguments
+            self.read.update(found.keys() - self.states.environment.inputs.keys())
+            key = of, like, self._read_now()
+            self.programs[key] = program
             while len(self.programs) > KEPT:
                 self.programs.popitem(last=False)
         self.programs.move_to_end(key)
         if new and of:
             # warn at the third program of functions that the same lines made
-            alike = [functions for functions, other in self.programs if other == like]
+            alike = [functions for functions, *other in self.programs if other == [*key[1:]]]
             if len(alike) >= MANY and [*map(lines_of, alike)].count(lines_of(of)) == MANY:
                 tell(
                     f'{type(self.owner).__name__} compiles for the third time for the same shapes '
@@ -70,22 +79,23 @@ class Bound:
                 )
         return self.programs[key]
 
-    def in_time(self) -> Bound:
-        """Itself, if the environment's ``dt`` is that of the compiled step."""
-        compiled, now = self.states.dt, brainstate.environ.get('dt', default=None)
-        if compiled is None or now is None:
-            return self
-        same, unit = u.get_dim(compiled) == u.get_dim(now), u.get_unit(compiled)
-        if same:
-            then, here = (u.get_magnitude(u.Quantity(t).in_unit(unit)) for t in (compiled, now))
-            if not isinstance(then, Tracer) and not isinstance(here, Tracer):  # else not known
-                same = np.allclose(then, here, rtol=1e-6, atol=0)
-        if not same:
-            raise StructureError(
-                f'the step was compiled with dt = {compiled}, and the environment has dt = {now} '
-                'now. Go back to that dt, or compile again (learner.compile_graph(x)).'
-            )
-        return self
+    def _read_now(self) -> tuple:
+        """The values of all keys of the environment that a program is known to read."""
+        get = brainstate.environ.get
+        return tuple((key, token(get(key, default=ABSENT))) for key in sorted(self.read))
+
+    def given(self, inputs: tuple) -> tuple:
+        """The inputs of the compiled step here: these, and what it reads of the environment."""
+        self.states.environment.check()
+        return *inputs, *self.states.environment.values()
+
+    def alone(self, *inputs):
+        """The model itself, without its trace, in the environment as it is."""
+        environment = self.states.environment
+        environment.check(STEP)
+        environment.values()
+        with environment.completed():
+            return self.states.model(*inputs)
 
     def held(self) -> list:
         """The constants that the compiled step takes as arguments."""
@@ -151,6 +161,7 @@ class ObservedCall:
         self.trace = _jax.current_trace()
 
     def __call__(self, *inputs):
+        inputs = self.bound.given(inputs)
         if _jax.current_trace() is not self.trace:
             raise StepFunctionError(
                 'step_fn calls the learner inside a transformation (jit, grad, vmap, cond, scan, '
@@ -191,6 +202,16 @@ class Notices:
     def __init__(self) -> None:
         self.given: set[str] = set()
         self.called_in: weakref.ref | None = None
+
+    def __deepcopy__(self, memo: dict) -> Notices:
+        return Notices()
+
+    def __reduce__(self):
+        raise NotSupportedError(
+            'a learner of a module is not pickled, since the states of brainstate are not. Pickle '
+            '`learner.save()`, a dict of arrays, and give it to `restore` of a learner that the '
+            'same lines made.'
+        )
 
     def of_call(self, states: ModelStates) -> Callable:
         """A function to pass the results of a call through, which warns where they are

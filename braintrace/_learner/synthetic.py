@@ -113,7 +113,7 @@ def train_synthetic_gradient(
         raise OptionError(f'learner is {type(learner).__name__}; give a braintrace.DNI.')
     if optimizer is not None:
         check_optimizer(optimizer)
-    bound = learner._compiled().in_time()
+    bound = learner._compiled()
     options = CallOptions.checked(
         'exact',
         learner.rule,

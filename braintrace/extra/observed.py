@@ -80,7 +80,7 @@ def observed_step(learner, loss_of: Callable) -> Callable:
         )
 
     def run(params, state, inputs, targets):
-        inputs = inputs if type(inputs) is tuple else (inputs,)
+        inputs = learner.taken(inputs)
         learner.matching(params, state, inputs)
         found = in_shards(in_one_shard, params, state, inputs, targets)
         loss, outputs, grads, new, observed = found

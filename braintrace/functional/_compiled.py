@@ -24,7 +24,7 @@ from .._executor import (
     varying,
     without_types,
 )
-from .._jax import is_key
+from .._jax import Tracer, is_key
 from .._rules import (
     Network,
     NoHistory,
@@ -86,7 +86,9 @@ class Compiled:
         rules = copy(self)
         step = jax.custom_vjp(without_types(rules._primal))
         step.defvjp(without_types(rules._forward), without_types(rules._backward))
-        self.step = jax.jit(step)
+        # a program that is kept can not hold what a surrounding transformation hides
+        hidden = any(isinstance(c, Tracer) for c in self.program.constants.values())
+        self.step = step if hidden else jax.jit(step)
 
     @cached_property
     def held(self) -> list[jax.Array]:

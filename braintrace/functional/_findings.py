@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from .._report import make_report, message, placed
 from .._rules import Rule
 from .._warnings import tell
 from .._windows import tree_bytes
-from ..errors import StructureError, UntracedParameterError
+from ..errors import NotSupportedError, StructureError, UntracedParameterError
 from ._state import flatten_paths
 
 LARGE = 2**30  # bytes of a trace of which a user is told
@@ -88,6 +90,20 @@ def check_strict(graph: ETraceGraph) -> None:
         )
 
 
+@contextmanager
+def seen_from_outside() -> Iterator[None]:
+    """Refuse, where values of a cell are asked for, a cell that closes over hidden ones."""
+    try:
+        yield
+    except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as error:
+        raise NotSupportedError(
+            'the cell closes over an array of a transformation around the learner (jit, vmap, '
+            'grad), and its values are asked for here. Make that array a leaf of params (with '
+            '`trainable` to leave it out) or an input of the step, and the learner outside of the '
+            'transformation.'
+        ) from error
+
+
 def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> None:
     """Refuse arguments of other shapes than were compiled: say which, and what to do."""
     lines, differ = [], set()
@@ -111,7 +127,10 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
         ]
     time = ''
     if 'inputs' in differ:
-        time = '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1.'
+        time = (
+            '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1; a '
+            'tuple xs holds several inputs.'
+        )
     batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
     raise StructureError(
         'these arguments are not those that were compiled:\n'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +47,14 @@ from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
 from ..extra.sharding import placed, share_of, state_specs
 from ._compiled import Compiled
-from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
+from ._findings import (
+    check_strict,
+    refuse_shapes,
+    seen_from_outside,
+    shown,
+    tell_findings,
+    tell_size,
+)
 from ._places import (
     check_devices,
     in_automatic_axes,
@@ -55,7 +62,7 @@ from ._places import (
     untyped,
     without_explicit_axes,
 )
-from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
+from ._sequences import SequenceCalls, check_outside_of_loss, checked_loss
 from ._state import (
     HeadGradients,
     OnlineState,
@@ -98,7 +105,7 @@ def _always(path, leaf) -> bool:
     return True
 
 
-INNER = {'advance', 'compiled', 'first', 'matching', 'recompile'}
+INNER = {'advance', 'compiled', 'first', 'matching', 'recompile', 'taken'}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +139,11 @@ class OnlineLearner:
     def __dir__(self) -> list[str]:
         """What users call; the compiled steps are for those who build on this."""
         return sorted({*object.__dir__(self)} - INNER)
+
+    def __getstate__(self) -> dict:
+        """A copy, or a pickle, has compiled nothing."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**own, '_kept': {}, '_warned': set()}
 
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
@@ -172,7 +184,8 @@ class OnlineLearner:
             )
             if self.rule is not None:
                 check_learnable(graph)
-                graph = self.rule.scoped(graph)
+                with seen_from_outside():
+                    graph = self.rule.scoped(graph)
                 self.rule.check(graph)
                 tell_size(graph, self.rule)
             if self.policy.strict:
@@ -180,6 +193,16 @@ class OnlineLearner:
             tell_findings(graph, self.rule, self._warned)
             self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
+
+    def taken(self, given) -> tuple:
+        """The inputs of a step, of what a call is given for them: a tuple holds several, unless
+        it is what ``init`` took as one.
+        """
+        if type(given) is not tuple:
+            return (given,)
+        known = [compiled.program.trees['inputs'] for compiled in self._kept.values()]
+        one = jax.tree.structure((given,)) in known and jax.tree.structure(given) not in known
+        return (given,) if one else given
 
     @property
     def first(self) -> Compiled:
@@ -261,7 +284,7 @@ class OnlineLearner:
             params = spread(params, varying((params, state, inputs, targets)))
 
             def loss(params):
-                outputs, new = self.step(params, state, *as_inputs(inputs))
+                outputs, new = self.step(params, state, *self.taken(inputs))
                 value = loss_of(outputs, targets)
                 return total_loss(value), (task_loss(value), outputs, new)
 
@@ -322,15 +345,16 @@ class OnlineLearner:
         checked = tuple(checked_loss(self, loss) for loss in losses)
 
         def run(params, state, inputs, targets) -> Gradient:
-            inputs = as_inputs(inputs)
+            inputs = self.taken(inputs)
             compiled = self.matching(params, state, inputs)
             if not per_sample:
                 return of_batch(compiled, checked, params, state, inputs, targets)
             one = partial(self.compiled, params, new=True)
-            return of_samples(compiled, one, checked, params, state, inputs, targets)
+            with seen_from_outside():
+                return of_samples(compiled, one, checked, params, state, inputs, targets)
 
         def types(params, state, inputs, targets) -> Gradient:
-            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            outputs = self._types_of_outputs(params, state, self.taken(inputs))
             of_params = P() if per_sample else types_of(params)
             number = len(losses)
             return Gradient((of_params,) * number, (P(),) * number, outputs, types_of(state))
@@ -359,7 +383,7 @@ class OnlineLearner:
         """
 
         def types(params, state, inputs, targets):
-            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            outputs = self._types_of_outputs(params, state, self.taken(inputs))
             return Gradient(types_of(params), P(), outputs, types_of(state)), P()
 
         run = observed_step(self, checked_loss(self, loss_fn))

@@ -59,11 +59,6 @@ from ._state import OnlineState, check_carry0
 RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
 
 
-def as_inputs(inputs) -> tuple:
-    """A plain tuple is passed as ``*inputs``; any other pytree is one input."""
-    return inputs if type(inputs) is tuple else (inputs,)
-
-
 def checked_loss(learner, loss_fn: Callable) -> Callable:
     """``loss_fn(outputs, target)``, held to return a loss and not to step the learner."""
     if not callable(loss_fn):
@@ -221,7 +216,7 @@ class SequenceCalls:
 
     def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
-        first = as_inputs(jax.tree.map(lambda a: a[0], xs))
+        first = self.learner.taken(jax.tree.map(lambda a: a[0], xs))
         return self.learner.matching(self.options.around.own(params), state, first)
 
     def run_of(
@@ -341,7 +336,7 @@ def _step_of(compiled: Compiled, loss: Callable) -> Callable:
     """The step of a cell and a loss of its outputs, as :class:`ObservedStep` takes it."""
 
     def step(cell, params, world, x, y):
-        inputs = jax.tree.leaves(as_inputs(x))
+        inputs = jax.tree.leaves(x)
         outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
         outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
         return (loss(outputs, y), None), (carry, ())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, functional
-from ._sequence import as_inputs, one_step, scalar, split_floats
+from ._sequence import one_step, scalar, split_floats
 from .cut import CutStep
 
 
@@ -101,7 +101,7 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
         }
 
     def step(state, x):
-        state = learner.step(params, state, *as_inputs(x))[1]
+        state = learner.step(params, state, *x)[1]
         states = graph.program.apart(jax.tree.leaves(state.carry))
         norms = {k: _norm(a) for k, a in entries(state).items()}
         return state, (norms, {c: states[c] for c in graph.program.hidden})

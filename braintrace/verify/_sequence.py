@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import Penalised
+from .._signatures import does_not_fit
 from ..errors import OptionError, StepFunctionError, StructureError
 
 
@@ -38,18 +39,16 @@ def split_floats(tree) -> Leaves:
     return Leaves([leaves[i] for i in chosen], rebuild)
 
 
-def as_inputs(x) -> tuple:
-    """A plain tuple holds several inputs; any other tree is one."""
-    return x if type(x) is tuple else (x,)
-
-
 def checked(cell, params, carry, xs, ys, loss) -> tuple:
-    """``(params, carry, xs, ys)`` as arrays. Raises for a cell or loss that is no function, a leaf
-    that is no array, and sequences of different lengths.
+    """``(params, carry, xs, ys)`` as arrays, ``xs`` as the tuple of all inputs: a plain tuple holds
+    several, unless the cell takes one input alone; any other tree is one. Raises for a cell or
+    loss that is no function, a leaf that is no array, and sequences of different lengths.
     """
     for name, value in (('cell', cell), ('loss_fn', loss)):
         if not callable(value):
             raise OptionError(f'{name} is {value!r}; give a function.')
+    several = type(xs) is tuple and (does_not_fit(cell, 3) or not does_not_fit(cell, 2 + len(xs)))
+    xs = xs if several else (xs,)
     trees = {'params': params, 'carry': carry, 'xs': xs, 'ys': ys}
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -70,7 +69,7 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
 
 def one_step(cell, params, carry, x):
     """``(outputs, carry)`` of the cell."""
-    result = cell(params, carry, *as_inputs(x))
+    result = cell(params, carry, *x)
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StructureError(
             f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).'
@@ -99,7 +98,7 @@ def first_values(program, params, carry: list, x) -> dict[int, Any]:
         **program.constants,
         **dict(zip(program.params, jax.tree.leaves(params), strict=True)),
         **dict(zip(program.carry, carry, strict=True)),
-        **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True)),
+        **dict(zip(program.inputs, jax.tree.leaves(x), strict=True)),
     }
 
 

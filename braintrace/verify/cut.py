@@ -11,7 +11,7 @@ import jax
 from .. import ETraceGraph, functional, report
 from .._signatures import public
 from ..errors import NotSupportedError, OptionError
-from ._sequence import as_inputs, checked, first_values, scalar
+from ._sequence import checked, first_values, scalar
 
 stop = jax.lax.stop_gradient
 
@@ -164,7 +164,7 @@ def cut_bptt_gradients(
     params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss_fn)
     if graph is None:
         online = functional.online(cell, None)
-        online.init(params, carry, *as_inputs(jax.tree.map(lambda a: a[0], xs)))
+        online.init(params, carry, *jax.tree.map(lambda a: a[0], xs))
         graph = online.graph
     elif not isinstance(graph, ETraceGraph):
         raise OptionError(

@@ -17,7 +17,7 @@ from .._signatures import public
 from ..errors import NotSupportedError, OptionError, StepFunctionError
 from . import _measure as measure
 from ._activity import activity
-from ._sequence import as_inputs, checked, scalar
+from ._sequence import checked, scalar
 from .cut import CutStep
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
@@ -98,9 +98,9 @@ def diagnose(
     [('W/weight/bias', 1.0, 0.0), ('W/weight/weight', 1.0, 0.0)]
     """
     online, params, carry = _pure(learner, params, carry)
-    params, carry, xs, ys = checked(online.cell, params, carry, xs, ys, loss_fn)
+    params, carry, xs, ys = checked(online.cell, params, carry, online.taken(xs), ys, loss_fn)
     xs, ys, count = _window(xs, ys, steps)
-    first = as_inputs(jax.tree.map(lambda a: a[0], xs))
+    first = jax.tree.map(lambda a: a[0], xs)
     if online is not learner:
         online.compiled(params, carry, first)
     state = online.init(params, carry, *first)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from .. import ETraceGraph, functional
 from ..errors import OptionError
-from ._sequence import as_inputs
 from .cut import CutStep
 
 stop = jax.lax.stop_gradient
@@ -40,7 +39,7 @@ def hidden_jacobians(learner: functional.OnlineLearner, params, carry, inputs):
         raise OptionError(
             f'learner is {type(learner).__name__}; give what braintrace.functional.online returned.'
         )
-    inputs = as_inputs(inputs)
+    inputs = learner.taken(inputs)
     graph = learner.compiled(params, carry, inputs).graph
     graph = graph if graph.seen is None else graph.seen[1]
     old, cut = _states(graph, carry), CutStep(graph)

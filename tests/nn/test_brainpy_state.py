@@ -54,26 +54,37 @@ class Net(brainstate.nn.Module):
         return spikes + self.neurons.V.value / u.mV
 
 
+def at(i):
+    return brainstate.environ.context(t=i * 0.5 * u.ms)
+
+
 def check(net, recurrent, states):
     """The gradients, and the number of states of the neurons' group."""
     rng = np.random.default_rng(0)
     xs, ys = rng.random((STEPS, BATCH, INPUTS)), rng.standard_normal((STEPS, BATCH, UNITS))
     loss = lambda output, target: 0.5 * ((output - target) ** 2).sum()
-    with brainstate.environ.context(dt=0.5 * u.ms, t=0.0 * u.ms):
+    with brainstate.environ.context(dt=0.5 * u.ms):
         brainstate.random.seed(1)
         model = net()
         brainstate.nn.init_all_states(model, batch_size=BATCH)
         learner = braintrace.D_RTRL(model)
-        learner.compile_graph(xs[0])
+        with at(0):
+            learner.compile_graph(xs[0])
         online, *start = learner.pure()
+        steps, inputs = np.arange(STEPS), xs
+        if learner.model.neurons.__class__.__name__.endswith('Ref'):  # which read the time
+            inputs = xs, {'t': steps * 0.5 * u.ms}
         oracles = [
-            verify.cut_bptt_gradients(online.cell, *start, xs, ys, loss, graph=learner.graph)
+            verify.cut_bptt_gradients(online.cell, *start, inputs, ys, loss, graph=learner.graph)
         ]
         if not recurrent:
-            oracles.append(verify.bptt_gradients(online.cell, *start, xs, ys, loss))
-        grads = learner.etrace_grad(
-            xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum', window=4
-        ).grads
+            oracles.append(verify.bptt_gradients(online.cell, *start, inputs, ys, loss))
+
+        def step(i, x, y):
+            with at(i):
+                return loss(learner(x), y)
+
+        grads = learner.etrace_grad(steps, xs, ys, step_fn=step, reduction='sum', window=4).grads
     assert_moves(bare(grads))
     for oracle in oracles:
         assert_close(bare(grads), bare(oracle), 1e-10)
@@ -90,6 +101,40 @@ def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
     recurrent = name in ('LIF', 'AdExIF')
     weights = lambda n, neurons: Weights(n, 9.0 * u.mA)
     check(lambda: Net(getattr(bp, name)(UNITS), recurrent, weights), recurrent, NEURONS[name])
+
+
+@pytest.mark.parametrize('call', ['learner', 'etrace_grad', 'etrace_evolve', 'evaluate'])
+def test_a_refractory_neuron_spikes_as_often_as_without_a_learner(bp, call):
+    def made():
+        rest = dict(R=1 * u.ohm, V_th=1 * u.mV, V_reset=0 * u.mV, V_rest=0 * u.mV)
+        zero = brainstate.nn.init.ZeroInit(unit=u.mV)
+        cells = bp.LIFRef(UNITS, tau=5 * u.ms, tau_ref=3 * u.ms, V_initializer=zero, **rest)
+        into = nn.Linear(INPUTS, UNITS, w_init=jnp.ones((INPUTS, UNITS)))
+        return brainstate.nn.Sequential(into, lambda x: x * u.mA, cells)
+
+    xs = 0.9 * jnp.ones((80, BATCH, INPUTS))
+    with brainstate.environ.context(dt=0.5 * u.ms):
+        model = made()
+        brainstate.nn.init_all_states(model, batch_size=BATCH)
+        want = []
+        for i, x in enumerate(xs):
+            with at(i):
+                want.append(float(model(x).sum()))
+        with at(0):
+            learner = braintrace.compile(made(), 'D_RTRL', xs[0], batch_size=BATCH)
+
+        def step(i, x):
+            with at(i):
+                return learner(x).sum()
+
+        steps = jnp.arange(len(xs))
+        calls = {
+            'learner': lambda: [step(i, x) for i, x in enumerate(xs)],
+            'etrace_grad': lambda: learner.etrace_grad(steps, xs, step_fn=step).losses,
+            'etrace_evolve': lambda: learner.etrace_evolve(steps, xs, step_fn=step, trace=False),
+            'evaluate': lambda: braintrace.evaluate(learner, xs, xs, lambda o, _: o.sum((1, 2))),
+        }
+        assert np.array_equal(np.asarray(calls[call]()), want) and sum(want) > 40
 
 
 def behind(bp, synapses, output, in_front=lambda n: ()):

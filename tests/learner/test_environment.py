@@ -1,0 +1,236 @@
+"""What a step reads of ``brainstate.environ``: its right value at each step, or a refusal."""
+
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import nn
+from braintrace.errors import CompileError, StepFunctionError, StructureError
+
+T, B, I, N = 12, 2, 3, 4
+XS = np.random.default_rng(0).standard_normal((T, B, I))
+STEPS = np.arange(T)
+
+
+class Refractory(brainstate.nn.Module):
+    """A neuron that is deaf until some time after its last spike."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(I, N, w_init=jnp.full((I, N), 0.6))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.v = brainstate.HiddenState(jnp.zeros((batch_size, N)))
+        self.last = brainstate.ShortTermState(jnp.full((batch_size, N), -100.0) * u.ms)
+
+    def update(self, x):
+        t = brainstate.environ.get('t')
+        deaf = t - self.last.value < 2.5 * u.ms
+        v = jnp.where(deaf, 0.0, 0.8 * self.v.value + jnp.abs(self.into(x)))
+        self.last.value = u.math.where(v > 1, t, self.last.value)
+        self.v.value = jnp.where(v > 1, 0.0, v)
+        return v
+
+
+def at(i):
+    return brainstate.environ.context(i=i, t=i * 1.0 * u.ms)
+
+
+def by_numpy():
+    """The potentials, by the formula of the neuron."""
+    v, last, found = np.zeros((B, N)), np.full((B, N), -100.0), []
+    for i, x in enumerate(np.asarray(XS)):
+        v = np.where(i - last < 2.5, 0.0, 0.8 * v + np.abs(x @ np.full((I, N), 0.6)))
+        found.append(v)
+        v, last = np.where(v > 1, 0.0, v), np.where(v > 1, i, last)
+    return np.stack(found)
+
+
+@pytest.fixture
+def timed():
+    return made_timed()
+
+
+@functools.cache
+def made_timed():
+    with at(0), brainstate.environ.context(dt=1.0 * u.ms):
+        learner = braintrace.compile(Refractory(), 'D_RTRL', XS[0], batch_size=B)
+
+    def step(i, x):
+        with at(i):
+            return learner(x)
+
+    return learner, step, lambda i, x: step(i, x).sum()
+
+
+CALLS = {
+    'the learner': lambda learner, step, loss: [step(i, x) for i, x in enumerate(XS)],
+    'etrace_evolve': lambda learner, step, loss: learner.etrace_evolve(STEPS, XS, step_fn=step),
+    'the model alone': lambda learner, step, loss: learner.etrace_evolve(
+        STEPS, XS, step_fn=step, trace=False
+    ),
+    'evaluate': lambda learner, step, loss: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
+    'etrace_grad': lambda learner, step, loss: (
+        learner.etrace_grad(STEPS, XS, step_fn=loss, window=4).losses
+    ),
+    'etrace_train': lambda learner, step, loss: (
+        learner.etrace_train(STEPS, XS, step_fn=loss, optimizer=optax.sgd(0.0)).losses
+    ),
+}
+
+
+@pytest.mark.tier(quick=2, one_in=1)
+@pytest.mark.parametrize('name', CALLS)
+def test_the_time_of_each_step_is_read_anew(timed, name):
+    brainstate.nn.init_all_states(timed[0], batch_size=B)
+    got, want = jnp.asarray(CALLS[name](*timed)), by_numpy()
+    assert (want == 0).any() and (want > 1).sum() > 5
+    assert np.allclose(got, want if got.ndim == 3 else want.sum((1, 2)), atol=1e-5)
+
+
+def test_pure_functions_take_the_time_as_a_last_input(timed):
+    brainstate.nn.init_all_states(timed[0], batch_size=B)
+    online, params, carry = timed[0].pure()
+    state, times = online.init(params, carry, XS[0], {'t': 0.0 * u.ms}), {'t': STEPS * 1.0 * u.ms}
+    loss = lambda v, y: v.sum()
+    found = online.sequence_grad(loss)(params, state, (XS, times), XS)
+    assert np.allclose(found.losses, by_numpy().sum((1, 2)), atol=1e-5)
+    with pytest.raises(StructureError, match=r"reads \['t'\] of brainstate.environ: give a dict"):
+        online.cell(params, carry, XS[0])
+
+
+def test_a_time_that_is_not_set_or_stands_still_is_refused(timed):
+    learner, step, loss = timed
+    with pytest.raises(StructureError, match="reads 't' of brainstate.environ, which is not set"):
+        learner(XS[0])
+    for trace in (True, False):
+        with at(0), pytest.raises(StepFunctionError, match="'t'.*the same at all steps"):
+            learner.etrace_evolve(XS, trace=trace)
+    with pytest.raises(CompileError, match=r"reads 't' .* not set. Compile inside of `with"):
+        braintrace.compile(Refractory(), 'D_RTRL', XS[0], batch_size=B)
+
+
+class Switched(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.drop = nn.Linear(I, 50), brainstate.nn.Dropout(0.5)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 50)))
+
+    def update(self, x):
+        shift = brainstate.environ.get('shift', 0.0)
+        self.h.value = jnp.tanh(self.into(x)) + shift
+        return self.drop(self.h.value)
+
+
+def zeros(outputs):
+    return round(float((outputs == 0).mean()), 1)
+
+
+def test_dropout_is_that_of_now_where_the_model_runs_and_refused_where_the_compiled_step_does():
+    with brainstate.environ.context(fit=True):
+        learner = braintrace.compile(Switched(), 'D_RTRL', XS[0], batch_size=B)
+        assert zeros(learner.etrace_evolve(XS)) == zeros(learner.etrace_evolve(XS, trace=False)) > 0
+    assert zeros(learner.etrace_evolve(XS)) > 0  # as compiled, where fit is not set
+    step = lambda x: learner(x).sum()
+    with brainstate.environ.context(fit=False):
+        assert zeros(learner.etrace_evolve(XS, trace=False)) == 0
+        assert zeros(braintrace.evaluate(learner, XS, XS, lambda o, y: o)) == 0
+        calls = [
+            lambda: learner(XS[0]),
+            lambda: learner.etrace_evolve(XS),
+            lambda: learner.etrace_grad(XS, step_fn=step),
+            learner.pure,
+        ]
+        for call in calls:
+            with pytest.raises(StructureError, match=r'fit = True, .*fit = False now.*trace=False'):
+                call()
+
+
+def test_an_array_of_any_name_is_an_input_and_a_number_is_compiled():
+    def with_shift(shift, call):
+        with brainstate.environ.context(shift=shift, fit=False):
+            return call()
+
+    def made():
+        brainstate.random.seed(0)
+        return braintrace.compile(Switched(), 'D_RTRL', XS[0], batch_size=B)
+
+    learner = with_shift(jnp.zeros(()), made)
+    step = lambda x: learner(x).mean()
+    calls = [
+        lambda: learner(XS[0])[None],
+        lambda: learner.etrace_evolve(XS[:1], trace=False),
+        lambda: learner.etrace_grad(XS[:3], step_fn=step, keep_trace=False).losses,
+        lambda: braintrace.evaluate(learner, XS[:1], XS[:1], lambda o, y: o),
+    ]
+    for call in calls:
+        low, high = (with_shift(jnp.asarray(s), call) for s in (0.0, 2.0))
+        assert np.allclose(high - low, 2.0, atol=1e-5)
+    constant = with_shift(0.5, made)
+    with_shift(0.5, lambda: constant(XS[0]))
+    with pytest.raises(StructureError, match=r'shift = 0.5, .* shift = 0.6 now'):
+        with_shift(0.6, lambda: constant(XS[0]))
+
+
+def test_the_dt_that_a_context_had_is_kept():
+    model = brainstate.nn.Sequential(nn.Linear(I, N), nn.Expon(N, 5 * u.ms))
+    with brainstate.environ.context(dt=1 * u.ms):
+        learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=B)
+        want = learner.etrace_evolve(XS, trace=False)
+    learner.reset_state()
+    assert jnp.array_equal(learner.etrace_evolve(XS, trace=False), want)
+    assert np.allclose(braintrace.evaluate(learner, XS, XS, lambda o, y: o), want, atol=1e-6)
+    for call in (
+        lambda: learner.etrace_evolve(XS, trace=False),
+        lambda: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
+    ):
+        with (
+            brainstate.environ.context(dt=0.5 * u.ms),
+            pytest.raises(StructureError, match=r'dt = 1 ms, .*dt = 0.5 ms now'),
+        ):
+            call()
+
+
+def test_where_python_asks_for_an_array_it_is_compiled():
+    class Asks(Switched):
+        def update(self, x):
+            return super().update(x) if brainstate.environ.get('on') else x
+
+    def called(on):
+        with brainstate.environ.context(on=jnp.asarray(on), fit=False):
+            return learner(XS[0]).shape
+
+    with brainstate.environ.context(on=jnp.asarray(True), fit=False):
+        learner = braintrace.compile(Asks(), 'D_RTRL', XS[0], batch_size=B)
+    assert called(True) == (B, 50)
+    with pytest.raises(StructureError, match='on = True, .*on = False now'):
+        called(False)
+
+
+def test_one_step_after_the_other_compiles_once(timed):
+    learner = timed[0]
+    brainstate.nn.init_all_states(learner, batch_size=B)
+    programs, losses = len(learner._bound.programs), []
+    step = lambda x: learner(x).sum()
+    for i in range(4):
+        with at(i):
+            losses.append(learner.etrace_grad(XS[i : i + 1], step_fn=step).losses[0])
+    assert np.allclose(losses, by_numpy()[:4].sum((1, 2)), atol=1e-5)
+    assert len(learner._bound.programs) == programs + 1
+
+
+def test_a_loop_of_brainstate_gives_the_time_too(timed):
+    learner, step, _ = timed
+    brainstate.nn.init_all_states(learner, batch_size=B)
+    assert np.allclose(brainstate.transform.for_loop(step, STEPS, XS), by_numpy(), atol=1e-5)
+    jitted = jax.jit(lambda i, x: i + x)  # another program in between leaves nothing behind
+    assert jitted(1, 2) == 3 and brainstate.environ.get('t', default=None) is None
