@@ -203,6 +203,8 @@ class Seen:
         window = r.raw.get('window') or {**ALONE, 'weight': 1.0}
         weight = window['weight'] * float(_size(r, 'loss/mask', np.sum))
         self._range('step_weight', weight / (r.raw['loss']['divisor'] or 1.0))
+        for of in (np.min, np.max):
+            self._range('lane_weight', float(_size(r, 'loss/mask', of)))
         if r.raw['optimizer'] is not None:
             self._update(r)
         elif window['index'] + 1 == window['length']:
@@ -314,7 +316,7 @@ class Seen:
 def _size(r: Record, path: str, of: Callable) -> Any:
     """A number that a field makes; of one that is not whole 1."""
     found = r.fields.get(path)
-    return of(found) if isinstance(found, np.ndarray) else 1
+    return of(found) if isinstance(found, np.ndarray) and found.size else 1
 
 
 def _same(r: Record, path: str) -> bool:

@@ -353,6 +353,15 @@ def test_a_run_that_is_right_and_odd_is_a_doubt(name):
     assert found.ok and doubt in found.doubts, (found.failures[:2], found.doubts)
 
 
+def test_rates_and_weights_of_lanes_are_told_where_they_vary():
+    run = copy.deepcopy(making.run('rnn', steps=2))
+    configured(lr=0.01)(run)
+    found = reconcile_run(run)
+    assert found.disclosures['lr'] == '0.01 to 0.1' and found.doubts == ()
+    low, high = map(float, found.disclosures['lane_weight'].split(' to '))
+    assert 0.5 < low < high < 1.5
+
+
 @pytest.mark.parametrize('cell', HONEST)
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 def test_an_honest_run_leaves_no_doubt(cell, dtype):
