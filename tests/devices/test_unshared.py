@@ -17,6 +17,7 @@ from tests.precision import float64_models as float64_models
 
 RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.7)}
 WINDOW = 4
+REFUSED = 'while_mixing', 'while_mixing_tail'  # they have no gradient in reverse mode
 
 
 @pytest.fixture(params=['alone', 'shared'])
@@ -26,8 +27,8 @@ def devices(request, monkeypatch):
     monkeypatch.setattr(platforms, 'is_alone', lambda context: request.param == 'alone')
 
 
-@pytest.mark.tier(quick=1, one_in=16)
-@pytest.mark.parametrize('name', [*MODELS, *PROGRAMS])
+@pytest.mark.tier(quick=1, one_in=40)
+@pytest.mark.parametrize('name', [n for n in (MODELS | PROGRAMS) if n not in REFUSED])
 @pytest.mark.parametrize('rule', RULES)
 def test_a_gradient_is_the_same_beside_devices_that_are_not_used(name, rule, devices):
     of = case(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from ... import _jax
 from .. import equations as lb
 from ..equations import END, is_bent, is_inexact, rounds
 from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
