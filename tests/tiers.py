@@ -30,6 +30,7 @@ AT_NIGHT = {
     'tests/compiler/test_unshard.py': 'four devices',
     'tests/devices/test_bytes.py': 'more cells, calls and layouts',
     'tests/devices/test_export.py': 'every cell for every platform',
+    'tests/devices/test_unshared.py': 'every model',
     'tests/docs/test_pages.py': 'pages that train for long',
     'tests/etrace_op/test_mapped_rules.py': 'one of two mappings of a case is in the gate',
     'tests/gradients/test_fan_out.py': 'more random draws',

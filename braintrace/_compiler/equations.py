@@ -414,9 +414,9 @@ def backward(
     if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
     if does.mixes:
-        fed = (
-            does.fed(eqn.params, ins, out_labels[0]) if does.fed is not None else [None] * len(ins)
-        )
+        first, fed = out_labels[0], [None] * len(ins)
+        if does.fed is not None and first is not None:
+            fed = does.fed(eqn.params, ins, first)
         each = zip(ins, fed, wanted, strict=True)
         return [None if not w else many(s) if lab is None else lab for s, lab, w in each]
     # movement: an element gets the labels of all places that it went to

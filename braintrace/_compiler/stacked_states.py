@@ -67,12 +67,14 @@ def read_apart(program: Program, value: int, wide: bool = False) -> list[int]:
 
 def _only_moves(program: Program, i: int | None) -> bool:
     """Whether an equation only moves elements; rows added to zeros, sums of padded rows count."""
-    maker, todo, seen = program.producer.get, [i], {i}
+    maker, seen = program.producer.get, {i}
+    todo: list = [i]
     while todo:
         i = todo.pop()
         if i is None or program.equations[i].effects:
             return False
-        eqn, more = program.equations[i], []
+        eqn = program.equations[i]
+        more: list = []
         if eqn.does.sums:
             made_by = [(k, program.equations[k]) for k in map(maker, eqn.ins) if k is not None]
             more = [k for k, e in made_by if e.primitive.name != 'pad']

@@ -27,7 +27,7 @@ from .rewriting import rewritten
 
 
 class Part(NamedTuple):
-    """A value of each step whose sum over the steps is taken, of the ``operands``, which are wanted.
+    """A value of each step whose sum over the steps is taken; its ``operands`` are wanted.
 
     ``eqn`` makes the value of its operands: of one that is larger than they are, step by step; of a
     matrix product ``at_once``, where one product contracts the steps too. None: it is the operand.

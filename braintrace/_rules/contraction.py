@@ -114,8 +114,9 @@ def contracted(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) ->
     weights = finite(op, weights)
     if op.repeats:
         # of a group there are fewer lanes than the op has
-        xs, ds = (a if a is None else folded(a, a.shape[1 + len(op.repeats) :]) for a in (xs, ds))
-        return contracted(outside_loops(op), xs, ds, weights)
+        flat = lambda a: folded(a, a.shape[1 + len(op.repeats) :])
+        xs = None if xs is None else flat(xs)
+        return contracted(outside_loops(op), xs, flat(ds), weights)
     # time is one more batch axis where the op allows it
     rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
     fold = op.primitive.fold_axes

@@ -7,7 +7,7 @@ import functools
 import jax
 import pytest
 
-from braintrace import functional, rules
+from braintrace import Policy, functional, rules
 from braintrace._jax import platforms
 from tests.compare import assert_close
 from tests.gradients.harness import over_sequence, quick
@@ -17,6 +17,7 @@ from tests.precision import float64_models as float64_models
 
 RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.7)}
 WINDOW = 4
+REFUSED = 'while_mixing', 'while_mixing_tail'  # they have no gradient in reverse mode
 
 
 @pytest.fixture(params=['alone', 'shared'])
@@ -26,14 +27,16 @@ def devices(request, monkeypatch):
     monkeypatch.setattr(platforms, 'is_alone', lambda context: request.param == 'alone')
 
 
-@pytest.mark.tier(quick=1, one_in=16)
-@pytest.mark.parametrize('name', [*MODELS, *PROGRAMS])
+@pytest.mark.tier(quick=1, one_in=40)
+@pytest.mark.parametrize('name', [n for n in (MODELS | PROGRAMS) if n not in REFUSED])
 @pytest.mark.parametrize('rule', RULES)
 def test_a_gradient_is_the_same_beside_devices_that_are_not_used(name, rule, devices):
     of = case(name)
-    learner = functional.online(functools.partial(of.model.cell, LibraryOps()), RULES[rule])
+    cell = functools.partial(of.model.cell, LibraryOps())
+    # loops are kept, as long ones are
+    learner = functional.online(cell, RULES[rule], policy=Policy(unroll=0))
     run = learner.sequence_grad(of.loss, window=WINDOW, reduction='sum')
     state = learner.init(of.params, of.carry, of.xs[0])
     got = quick(run)(of.params, state, of.xs, of.ys)
-    wanted = over_sequence(of, RULES[rule], WINDOW)
+    wanted = over_sequence(of, RULES[rule], WINDOW, unroll=0)
     assert_close((got.grads, got.losses), (wanted.grads, wanted.losses))

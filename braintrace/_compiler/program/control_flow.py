@@ -95,8 +95,9 @@ def gated(build: Builder, value: int) -> int:
         v = todo[-1]
         if read(v) is None:
             made = next((b.made[v] for b in build.branches if v in b.made), None)
-            missing = [] if made is None else [u for u in made.ins if read(u) is None]
-            if missing:
+            ins: tuple = () if made is None else tuple(map(read, made.ins))
+            if made is not None and None in ins:
+                missing = [u for u, known in zip(made.ins, ins, strict=True) if known is None]
                 todo += missing
                 continue
             if made is None:
@@ -105,12 +106,12 @@ def gated(build: Builder, value: int) -> int:
             else:
                 # a function of parameters made in this branch is made once more, of gated ones
                 keys = made.outs
-                again = replace(made, ins=tuple(map(read, made.ins)), conditional=True)
+                again = replace(made, ins=ins, conditional=True)
                 outs = build.append(again, [build.avals[o] for o in keys])
             build.inside(outs)
             branch.gated.update(zip(keys, outs, strict=True))
         todo.pop()
-    return read(value)
+    return branch.gated.get(value, value)
 
 
 def while_taken(parts: _jax.WhileParts) -> Callable:

@@ -77,9 +77,9 @@ class Lowering:
         if mode is None:
             return self.single(build, eqn, ins, where)
         scan = _jax.scan_parts(eqn)
-        if mode == 'select':
+        if mode == 'select' and branches is not None:
             return selected(build, branches, ins, where)
-        if mode == 'unroll':
+        if mode == 'unroll' and scan is not None:
             return unrolled(build, scan, ins, where)
         if mode == 'descend':
             return descended(build, eqn, scan, ins, where)
