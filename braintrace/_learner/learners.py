@@ -26,7 +26,7 @@ from .synthetic import DNI
 
 L = TypeVar('L', bound=ETraceLearner)
 ONE_STEP = ' Of a whole sequence, give one step: `xs[0]`.'
-LANE = 'a lane of a batch'  # the tag of states that have one
+LANE = 'lane'  # the tag of states that have one
 
 
 class Lanes(brainstate.nn.Module):

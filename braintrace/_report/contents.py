@@ -151,7 +151,8 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
         once = _trace_shapes(plain, init)
     rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
     for pair in pairs(graph):
-        rel, group, laned = pair.relation, pair.group, pair.laned
+        rel, group, along = pair.relation, pair.group, graph.batch_axis(pair.group)
+        laned = along is not None and pair.coords.leads(along)
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
             # an array, or a tuple of one for each state
             first, *_ = jax.tree.leaves(arrays)

@@ -18,16 +18,19 @@ from .stepwise import StepRule, by_lane
 def shared_pairs(rule: Rule, graph: ETraceGraph) -> list[Pair]:
     """The pairs with something that several samples share, so that these can not start anew one by
     one: an input factor of ES-D-RTRL whose op's result reaches states of several samples, a slot of
-    one's own rule without the batch in axis 0.
+    one's own rule without the batch in axis 0, entries for states of which some have a batch.
     """
-    found = [pair for pair in pairs(graph) if pair.lane is not None]
-    if isinstance(rule, ESDRTRL):
-        with_x = (pair for pair in found if pair.op.x is not None)
-        return [pair for pair in with_x if pair.rows_of_x is None]
-    if isinstance(rule, StepRule):
-        slots, t = jax.eval_shape(lambda: rule.init(graph)), (graph.lanes or 0,)
-        return [p for p in found if not all(by_lane(p, e, t) for e in p.of(slots).values())]
-    return []
+    slots = jax.eval_shape(lambda: rule.init(graph)) if isinstance(rule, StepRule) else {}
+
+    def is_shared(pair: Pair) -> bool:
+        if pair.lane is None:
+            return not graph.batch_axes.keys().isdisjoint(pair.group.states)
+        if isinstance(rule, ESDRTRL) and pair.op.x is not None:
+            return pair.rows_of_x is None
+        lanes = (graph.lanes or 0,)
+        return bool(slots) and not all(by_lane(pair, e, lanes) for e in pair.of(slots).values())
+
+    return list(filter(is_shared, pairs(graph)))
 
 
 def numbers_of(rule: Rule, pair: Pair, slots: dict, flags: jax.Array) -> Mapping:

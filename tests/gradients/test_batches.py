@@ -46,6 +46,7 @@ CELLS = [
     Cell('heads', 'reversed', 'first', 'flat', 5),
     Cell('gain', 'own', 'slots', 'learned', 6),
     Cell('vmap', 'shared', 'last', 'constant', 7),
+    Cell('einsum', 'own', 'first', 'constant', 8),
 ]
 
 

@@ -17,7 +17,7 @@ import braintrace
 
 B, I, N, O, T = 3, 2, 4, 2, 4
 # how y of (B, N) is made: by one op of all samples, by ops of one, or by weights of the batch
-OPS = 'matmul', 'loop', 'map', 'vmap', 'patches', 'heads', 'flat', 'gain'
+OPS = 'matmul', 'loop', 'map', 'vmap', 'patches', 'heads', 'flat', 'gain', 'einsum'
 # what a sample reads of the y of others
 MIXES = 'own', 'roll', 'reversed', 'first', 'shared'
 # where the batch stands in the state, and how its old values come in
@@ -59,6 +59,8 @@ def made(op: str, p, x):
         'heads': lambda: jax.vmap(lambda w: matmul(x, w))(p['heads'])[1],
         'flat': lambda: flat(p['flat']) * x.sum(1, keepdims=True),
         'gain': lambda: braintrace.element_wise(p['gain']) * x.sum(1, keepdims=True),
+        # with the batch behind, which its trace has in front
+        'einsum': lambda: braintrace.einsum('nb,n->nb', x.sum(1) * jnp.ones((N, 1)), p['einsum']).T,
     }
     return kinds[op]()
 
@@ -109,7 +111,7 @@ def build(cell: Cell):
         return braintrace.matmul(read[cell.layout], p['out']), h
 
     rng = np.random.default_rng(cell.seed)
-    shapes = {'w': (I, N), 'heads': (2, I, N), 'flat': B * N, 'gain': N}
+    shapes = {'w': (I, N), 'heads': (2, I, N), 'flat': B * N, 'gain': N, 'einsum': N}
     used = cell.op if cell.op in shapes else 'w'
     wanted = {used: shapes[used], 'out': (N, O)}
     wanted |= {'learned': {'decay': N}, 'flat': {'decays': B * N}}.get(cell.decay, {})
