@@ -400,8 +400,10 @@ class ETraceGraph:
             axis = self.batch_axis(group)
             if axis is None:
                 return relation, group, coords, False, None
-            # an entry has the batch of the op in front, or axes that are added there
+            # an entry has the batch of the op in front, or axes that are added there; what a wide
+            # trace keeps stands in its own lane
             front = relation.primitive.batched or (coords.added > 0 and coords.axis == 0)
+            front = front or group.kept is not None
             return relation, group, coords, front and coords.leads(axis), coords.along(axis)
 
         return tuple(
