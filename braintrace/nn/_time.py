@@ -30,12 +30,23 @@ def known(number: Any) -> np.ndarray | None:
         return None
 
 
+def refuse_state(owner: str, name: str, value: Any) -> None:
+    """Refuse a parameter, or another state, where a number is due."""
+    if isinstance(value, brainstate.State):
+        raise OptionError(
+            f'{owner}: {name} is a {type(value).__name__}; give numbers, which do not learn. For '
+            f'one that learns, write a subclass whose step reads it by braintrace.element_wise '
+            '(docs/reference/layers.md, "A time constant that learns").'
+        )
+
+
 def numbers(
     owner: str, name: str, value: Any, shape: tuple[int, ...] | None = (), *, finite: bool = True
 ) -> Any:
     """One number, or an array that broadcasts to ``shape`` (None: any), in the float type of the
     states and with its unit.
     """
+    refuse_state(owner, name, value)
     unit, number = u.get_unit(value), u.get_magnitude(value)
     wanted = f', or an array of shape {shape}' if shape else ', or an array' * (shape is None)
     if not is_real(number):
@@ -91,6 +102,7 @@ def one_clock(owner: str, **times: Any) -> None:
 
 def steps_of(owner: str, name: str, tau: Any) -> Any:
     """``dt / tau``: the part of ``tau`` that one step takes; a plain number counts steps."""
+    refuse_state(owner, name, tau)
     if u.get_unit(tau).dim.is_dimensionless:
         return 1 / u.maybe_decimal(tau)
     dt = brainstate.environ.get('dt', default=None)
