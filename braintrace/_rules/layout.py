@@ -71,7 +71,7 @@ def not_finite(x: jax.Array, axis: int | None) -> jax.Array:
     """
     axes = tuple(k for k in range(x.ndim) if k != axis)
     # a sum over all axes but the last is vectorised on CPU, `all` is not
-    return ~jnp.isfinite((0 * read(x)).sum(axes[:-1])).all(-1 if axes else ())
+    return ~jnp.isfinite((0 * read(x)).sum(axes[:-1], keepdims=True)).all(axes)
 
 
 def of_groups(graph: ETraceGraph, flags: jax.Array, by_group: dict) -> dict:

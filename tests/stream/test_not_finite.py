@@ -239,6 +239,25 @@ def test_where_no_sample_can_start_anew_by_itself_all_do():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('what', ['nan', 'inf'])
+def test_samples_may_stand_second_in_the_state(what):
+    def second(p, h, inputs):
+        out, h = cell(p, h.T, inputs)
+        return out, h.T
+
+    xs, ys = spoiled(what)
+    learner, optimizer = functional.online(second, D_RTRL), optax.sgd(RATE)
+    state = learner.init(params(), drawn(B, N).T, jax.tree.map(lambda x: x[0], xs))
+    learn = learner.sequence_update(loss, optimizer, not_finite='reset', write_every=2)
+    first = carry0().T
+    got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
+    with np.errstate(all='ignore'):
+        p, h, _, (updates, samples) = by_hand(xs, ys)
+    assert_close((got.params, got.state.carry), (p, h.T))
+    assert got.skipped.updates == updates and got.skipped.samples.tolist() == samples.tolist()
+
+
+@pytest.mark.slow
 def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     xs, ys = spoiled('ends')
     learner, optimizer = functional.online(cell, D_RTRL), optax.adam(RATE)
