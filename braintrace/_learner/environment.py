@@ -75,10 +75,10 @@ class _Token:
             self.key: Any = (array.shape, str(array.dtype), array.tobytes())
         else:
             plain = isinstance(value, bool | int | float | complex | str)
-            self.key = (type(value), value) if plain else id(value)
+            self.key = (type(value), value) if plain else None
 
     def __eq__(self, other):
-        return self.key == other.key
+        return self.key == other.key and (self.key is not None or self.value is other.value)
 
     def __hash__(self):
         return hash(self.key)

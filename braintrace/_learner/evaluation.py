@@ -59,7 +59,8 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
         raise OptionError(f'metric is called as metric(outputs, ys): {problem}.')
     length_of(xs, ys)
     bound = learner._compiled()
-    environment, example = bound.states.environment, jax.tree.structure(bound.states.example)
+    environment = bound.states.environment
+    example: Any = jax.tree.structure(bound.states.example)
     xs = xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
     environment.check(STEP)
     size = _batch_of(bound, xs)
@@ -86,7 +87,8 @@ def _batch_of(bound: Bound, inputs: tuple) -> int | None:
     """
     example, lanes = bound.states.example, bound.core.graph.lanes
     shapes = [leaf.shape for leaf in jax.tree.leaves(example)]
-    same, sizes = jax.tree.structure(inputs) == jax.tree.structure(example), []
+    wanted: Any = jax.tree.structure(example)
+    same, sizes = jax.tree.structure(inputs) == wanted, []
     for leaf, shape in zip(jax.tree.leaves(inputs), shapes):
         now, skip = jnp.shape(leaf)[1:], int(lanes is not None and shape[:1] == (lanes,))
         same = same and len(now) == len(shape) and now[skip:] == shape[skip:]

@@ -147,7 +147,9 @@ class SequenceProgram:
         bound, world = self.step.bound, self.step.world()
         # between two turns a function of progress sees the learner, and may change it
         seen = callable(progress) and self.options.optimizer is not None
-        self.told = Told(partial(_inside, bound.owner, progress) if callable(progress) else None)
+        self.told = Told(
+            partial(_inside, bound.owner, progress) if callable(progress) else progress
+        )
         values = world.read(Role.CONSTANT), bound.initial(), bound.held(), read
         carry, etrace = jax.tree.structure(world.read(*CARRY)), bound.owner.etrace
 
