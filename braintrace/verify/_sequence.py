@@ -47,8 +47,6 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
     for name, value in (('cell', cell), ('loss_fn', loss)):
         if not callable(value):
             raise OptionError(f'{name} is {value!r}; give a function.')
-    several = type(xs) is tuple and (does_not_fit(cell, 3) or not does_not_fit(cell, 2 + len(xs)))
-    xs = xs if several else (xs,)
     trees = {'params': params, 'carry': carry, 'xs': xs, 'ys': ys}
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -64,6 +62,8 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
             f'xs and ys have leaves of shapes {found}; stack the steps on axis 0, one at least, as '
             'many in each.'
         )
+    several = type(xs) is tuple and (does_not_fit(cell, 3) or not does_not_fit(cell, 2 + len(xs)))
+    trees['xs'] = xs if several else (xs,)
     return tuple(jax.tree.map(jnp.asarray, tree) for tree in trees.values())
 
 
