@@ -185,7 +185,7 @@ class Coordinates:
 def compressed(a: np.ndarray) -> np.ndarray:
     """The array with size 1 along axes on which it does not depend."""
     for axis in range(a.ndim):
-        if (a == a.take([0], axis)).all():
+        if a.shape[axis] and (a == a.take([0], axis)).all():
             a = a.take([0], axis)
     return a
 

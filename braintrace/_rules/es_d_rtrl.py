@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, describe_aval, is_inexact
 from .._executor import Factors, Signals, Vector, add, apply, dot, over_time
+from ..errors import RuleContractError
 from .contraction import (
     Groups,
     add_gradients,
@@ -39,6 +40,12 @@ def empty_factors(graph: ETraceGraph, pair: Pair) -> dict[str, jax.Array]:
     slots = {'f': f.astype(entry_dtype(graph, pair, f.dtype))}
     if op.x is not None:
         lanes = coords.shape[: int(pair.has_lanes_added)]
+        if not is_inexact(op.x_aval):
+            raise RuleContractError(
+                f'{op.primitive.root.name} at {op.where} has x {describe_aval(op.x_aval)}: integers '
+                'stand for nothing that can be averaged over steps. Set `primitive.represent` to a '
+                'function (x, weights) of the numbers that they stand for, or take d_rtrl().'
+            )
         dtype = _jax.promoted(op.x_aval.dtype, jnp.finfo(slots['f'].dtype).dtype)
         slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), dtype)
     return slots

@@ -324,7 +324,8 @@ def chances(t: jax.Array, alive: jax.Array) -> jax.Array:
     the same in every run.
     """
     lanes = alive.size
-    x = (t * lanes + jnp.arange(lanes) if alive.ndim else t.sum()).astype(jnp.uint32)
+    own = t * lanes + jnp.arange(lanes, dtype=t.dtype) if alive.ndim else t.sum()
+    x = own.astype(jnp.uint32)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x9E3779B9)):
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
     return x
