@@ -42,8 +42,8 @@ def empty_factors(graph: ETraceGraph, pair: Pair) -> dict[str, jax.Array]:
         lanes = coords.shape[: int(pair.has_lanes_added)]
         if not is_inexact(op.x_aval):
             raise RuleContractError(
-                f'{op.primitive.root.name} at {op.where} has x {describe_aval(op.x_aval)}: integers '
-                'stand for nothing that can be averaged over steps. Set `primitive.represent` to a '
+                f'{op.primitive.root.name} at {op.where} has x {describe_aval(op.x_aval)}: '
+                'integers stand for nothing that can be averaged over steps. Set `primitive.represent` to a '
                 'function (x, weights) of the numbers that they stand for, or take d_rtrl().'
             )
         dtype = _jax.promoted(op.x_aval.dtype, jnp.finfo(slots['f'].dtype).dtype)
