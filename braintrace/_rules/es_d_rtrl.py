@@ -43,8 +43,9 @@ def empty_factors(graph: ETraceGraph, pair: Pair) -> dict[str, jax.Array]:
         if not is_inexact(op.x_aval):
             raise RuleContractError(
                 f'{op.primitive.root.name} at {op.where} has x {describe_aval(op.x_aval)}: '
-                'integers stand for nothing that can be averaged over steps. Set `primitive.represent` to a '
-                'function (x, weights) of the numbers that they stand for, or take d_rtrl().'
+                'integers stand for nothing that can be averaged over steps. Set '
+                '`primitive.represent` to a function (x, weights) of the numbers that they stand '
+                'for, or take d_rtrl().'
             )
         dtype = _jax.promoted(op.x_aval.dtype, jnp.finfo(slots['f'].dtype).dtype)
         slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), dtype)
