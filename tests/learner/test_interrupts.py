@@ -22,12 +22,7 @@ from .networks import Net, compiled, data, squared
 SGD, LATE, STEPS = optax.sgd(0.01), 20, 40
 
 
-@pytest.fixture(autouse=True)
-def listening():
-    """A shell that starts the tests in the background lets them, and what they start, ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures('interruptible')
 
 
 @pytest.fixture(autouse=True)

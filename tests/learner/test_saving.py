@@ -129,6 +129,7 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     assert_close(learner.save(), before, 0.0)
 
 
+@pytest.mark.usefixtures('interruptible')
 @pytest.mark.parametrize('at', [0, 1, -1])
 def test_a_restore_that_is_cut_off_leaves_no_mixture(at, monkeypatch):
     learner = shared()
