@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._jax import closed_jaxpr
 from .equations import is_inexact
 from .kinds import Kind, kind_of
 from .policy import Policy
@@ -128,6 +130,17 @@ class OpUse:
         """The op bound to zeros, where only shapes are asked for."""
         zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in self.structure_avals.items()}
         return self.bound(zeros)
+
+    @cached_property
+    def is_its_weight(self) -> bool:
+        """Whether y is the weight, number by number: that of a bias that was broadcast to y's
+        shape before it became an op.
+        """
+        if self.x is not None or self.repeats or self.structure or len(self.slots) != 1:
+            return False
+        traced = jax.make_jaxpr(lambda weights: self.impl(None, weights))(self.weight_avals)
+        body, _ = closed_jaxpr(traced)
+        return not body.eqns and list(body.outvars) == list(body.invars)
 
     def impl(self, x, weights: dict):
         args: list = [None] * (len(self.slots) + (self.x is not None))
@@ -400,10 +413,10 @@ class ETraceGraph:
             axis = self.batch_axis(group)
             if axis is None:
                 return relation, group, coords, False, None
-            # an entry has the batch of the op in front, or axes that are added there; what a wide
-            # trace keeps stands in its own lane
-            front = relation.primitive.batched or (coords.added > 0 and coords.axis == 0)
-            front = front or group.kept is not None
+            # an entry has the batch of the op in front, or that of a weight which is y itself, or
+            # axes that are added there; what a wide trace keeps stands in its own lane
+            front = relation.primitive.batched or relation.op.is_its_weight
+            front = front or (coords.added > 0 and coords.axis == 0) or group.kept is not None
             return relation, group, coords, front and coords.leads(axis), coords.along(axis)
 
         return tuple(

@@ -102,6 +102,23 @@ def test_gradients_by_sample_add_up_to_backpropagation_through_that_sample():
             assert_close(jax.tree.map(lambda g, b=b: g[b], found), want)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=str)
+def test_a_bias_that_marking_found_has_a_gradient_for_each_sample(rule):
+    def cell(p, h, x):
+        h = 0.8 * h + jnp.tanh(x @ p['w'] + p['a'])
+        return h @ p['out'], h
+
+    (xs, ys), params, h = data(), plain_params(), drawn(B, N)
+    learner, loss = functional.online(cell, rule, mark='auto'), LOSSES[1]
+    state = learner.init(params, h, xs[0])
+    _, state = learner.step(params, state, xs[0])
+    (apart,), _, _, new = learner.heads(loss, per_sample=True)(params, state, xs[1], ys[1])
+    grads, _, _, want = learner.grad(loss)(params, state, xs[1], ys[1])
+    assert_close(jax.tree.map(lambda g: g.mean(0), apart), grads)
+    assert_close(new, want)
+
+
 def test_pull_takes_any_cotangent_back_and_changes_no_state():
     learner, params, carry = learner_of('GRU', rules.d_rtrl())
     xs, ys = data()
