@@ -153,6 +153,10 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
     for pair in pairs(graph):
         rel, group, along = pair.relation, pair.group, graph.batch_axis(pair.group)
         laned = along is not None and pair.coords.leads(along)
+        # the axis of the batch where an entry stands at the coordinates
+        behind = []
+        if pair.lane is not None and pair.lane.size == graph.lanes:
+            behind = [k for k, size in enumerate(pair.lane.shape) if k and size == graph.lanes]
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
             # an array, or a tuple of one for each state
             first, *_ = jax.tree.leaves(arrays)
@@ -161,6 +165,9 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
             # behind the axes of loops stands the batch, if the trace has lanes
             axis = first.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
             batch = axis if laned and first.shape[axis : axis + 1] == (graph.lanes,) else None
+            coords = pair.coords.shape
+            if behind and first.shape[axis : axis + len(coords)] == coords:
+                batch = axis + behind[0]
             dtype, rounds = held_dtype(first.dtype), ''
             if jnp.issubdtype(dtype, jnp.inexact):
                 own = entry_dtype(graph, pair, dtype)

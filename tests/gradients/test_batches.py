@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 
+import braintrace
 from braintrace import functional, rules
 from braintrace.errors import StructureError
 from tests.compare import assert_close, assert_drawn_close
@@ -114,6 +115,24 @@ def test_numbers_of_a_trace_are_zero_where_a_sample_has_no_past():
     seen = learner.observed(loss)(params, anew, xs[2], ys[2])[-1]
     entry = seen.before['flat']['carry']['weight'][0].reshape(2, B, N)
     assert (entry[:, 1] == 0).all() and (entry[:, ::2] != 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=str)
+def test_the_report_of_another_batch_size_counts_a_bias_of_the_batch_behind_slots(rule):
+    def cell(p, h, x):
+        y = braintrace.matmul(x, p['w'])
+        y = y + braintrace.element_wise(jnp.broadcast_to(p['b'], y.shape))
+        h = 0.8 * h + jnp.stack([y, -y])
+        return h[0], h
+
+    def learner_of(batch):
+        learner = functional.online(cell, rule)
+        params = {'w': jnp.ones((2, N)), 'b': jnp.ones(N)}
+        learner.init(params, jnp.zeros((2, batch, N)), jnp.ones((batch, 2)))
+        return learner
+
+    assert learner_of(B).report(B + 2).memory == learner_of(B + 2).report.memory
 
 
 @pytest.mark.drawn

@@ -304,3 +304,26 @@ def test_a_product_of_any_layout_has_the_gradient_of_reverse_mode(drawn_product)
     ys = drawn(2, *h.shape, seed=2)
     learner = assert_exact(cell, RULES[0], params, h, xs, ys, mark='auto')
     assert learner.routes['w'].kind == 'trace'
+
+
+@pytest.mark.slow
+def test_uoro_keeps_of_a_bias_of_the_batch_what_it_keeps_of_one_of_the_op():
+    def bias(p, h, x):
+        h = 0.8 * h + tanh(x @ p['w'] + p['b'])
+        return h, h
+
+    def bias_by_hand(p, h, x):
+        h = 0.8 * h + tanh(mm(x, p['w'], p['b']))
+        return h, h
+
+    params, xs, ys = {'w': drawn(I, N), 'b': drawn(N)}, drawn(T, B, I), drawn(T, B, N)
+    reset = np.array([[False] * B, [True, False], [False] * B, [False, True]]), drawn(B, N)
+    found, sizes = [], []
+    for cell, mark in (bias, 'auto'), (bias_by_hand, None):
+        learner = functional.online(cell, rules.uoro(), mark=mark)
+        state = learner.init(params, drawn(B, N), xs[0])
+        gradient = learner.sequence_grad(squared, window=3)
+        found.append(gradient(params, state, xs, ys, reset=reset).grads)
+        sizes.append([learner.report(batch).memory for batch in (B, 5 * B)])
+    assert_close(*found)
+    assert sizes[0] == sizes[1]

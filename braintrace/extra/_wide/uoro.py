@@ -239,9 +239,9 @@ class OneProduct(Stepwise):
     def init(self, graph):
         program, lanes = graph.program, self.lanes(graph)
         avals = {program.carry_names[c]: program.avals[program.carry[c]] for c in graph.states}
-        front = () if lanes is None else (lanes,)
 
         def zeros(pair: Pair) -> dict:
+            front = () if lanes is None or has_lanes(pair.op, lanes) else (lanes,)
             return {
                 n: jnp.zeros((*front, *w.shape), entry_dtype(graph, pair, w.dtype))
                 for n, w in pair.op.weight_avals.items()
@@ -278,7 +278,8 @@ class OneProduct(Stepwise):
         uncut = executor.uncut(*at)
         _, sent = uncut.pull(signs)
         lanes = self.lanes(graph)
-        apart = [op.key for op in _traced(graph) if lanes is not None and not leads(op, lanes)]
+        together = lambda op: lanes is None or leads(op, lanes) or has_lanes(op, lanes)
+        apart = [op.key for op in _traced(graph) if not together(op)]
         if apart:
 
             def of_lane(b):
@@ -334,10 +335,14 @@ class OneProduct(Stepwise):
         total = sum(products)
         total = total[0] if lanes is None else total
 
-        def history(e):
-            return (total * e) if lanes is None else jnp.tensordot(total.astype(e.dtype), e, 1)
+        def history(op: OpUse, e):
+            if lanes is None:
+                return total * e
+            if has_lanes(op, lanes):
+                return total.astype(e.dtype).reshape(lanes, *(1 for _ in e.shape[1:])) * e
+            return jnp.tensordot(total.astype(e.dtype), e, 1)
 
-        return jax.tree.map(history, m)
+        return {op.key: {n: history(op, e) for n, e in m[op.key].items()} for op in _traced(graph)}
 
 
 def _check_lanes(graph: ETraceGraph) -> None:
@@ -369,9 +374,14 @@ def leads(op: OpUse, lanes: int) -> bool:
     return leading and op.x_aval.shape[:1] == op.y_aval.shape[:1] == (lanes,)
 
 
+def has_lanes(op: OpUse, lanes: int) -> bool:
+    """Whether the lanes are axis 0 of an op's weight, each of which makes its own lane of y."""
+    return op.is_its_weight and op.y_aval.shape[:1] == (lanes,)
+
+
 def _by_lane(op: OpUse, lanes: int | None, x, d: jax.Array, weights: dict) -> dict[str, Any]:
     """``d (x) x`` in the layout of the weights, for each lane."""
-    if lanes is None:
+    if lanes is None or has_lanes(op, lanes):
         return op_gradient(op, None if x is None else x[None], d[None], weights)
     if not leads(op, lanes):  # d has the lanes in front
         return jax.vmap(
