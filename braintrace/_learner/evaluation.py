@@ -115,7 +115,7 @@ class Aside:
         elif size is not None:
             self.options = {'batch_size': size}
         brainstate.nn.init_all_states(other, **self.options)
-        self.states = ModelStates(other, inputs)
+        self.states = ModelStates(other, inputs, remedy)
         self.cell = self.states.cell()
         read = self.states.environment.inputs
         of_cell = [read] if read else []
@@ -141,10 +141,7 @@ class Aside:
         environment, times = self.states.environment, clock(length)
         read = environment.present()
         if TIME in environment.inputs and TIME not in times:
-            raise StructureError(
-                "the model reads 't' of brainstate.environ, and 'dt' is not set there, by which "
-                'time goes on: `with brainstate.environ.context(dt=...):`.'
-            )
+            raise StructureError(f"the step reads 't' of brainstate.environ. {remedy(TIME)}")
         xs = xs, {key: times[key] for key in CLOCK if key in environment.inputs}
         now = strong(carry), buffers(self.shown, length)
         if not _jax.is_outermost():
@@ -158,6 +155,13 @@ class Aside:
         if error is not None:
             raise error
         return outputs
+
+
+def remedy(key: str) -> str:
+    """What to do where the environment has no value for what a model reads of it."""
+    missing = STEP if key == TIME else key
+    why = "'dt' is not set, by which time goes on. " if key == TIME else ''
+    return f'{why}Evaluate inside of `with brainstate.environ.context({missing}=...):`.'
 
 
 def _copied(states: ModelStates) -> brainstate.nn.Module:

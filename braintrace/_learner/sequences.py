@@ -63,6 +63,15 @@ def check_outside_of_loop(learner) -> None:
         )
 
 
+def check_still_compiled(bound: Bound) -> None:
+    """Refuse to go on where a function of progress compiled the learner anew."""
+    if bound.owner._own() is not bound:
+        raise StepFunctionError(
+            'a function of progress compiled the learner anew, so the call that it belongs to can '
+            'not go on. Weights and states are those of the last update. Compile between two calls.'
+        )
+
+
 class ForwardProgram:
     """A compiled loop over a step function, in which ``instead`` computes the learner's call (None:
     it runs).
@@ -144,35 +153,43 @@ class SequenceProgram:
         ``again(learnt)``: the same with the weights as they are now. ``progress``: what the call
         was given.
         """
-        bound, world = self.step.bound, self.step.world()
+        bound = self.step.bound
         # between two turns a function of progress sees the learner, and may change it
         seen = callable(progress) and self.options.optimizer is not None
         self.told = Told(
             partial(_inside, bound.owner, progress) if callable(progress) else progress
         )
-        values = world.read(Role.CONSTANT), bound.initial(), bound.held(), read
-        carry, etrace = jax.tree.structure(world.read(*CARRY)), bound.owner.etrace
+        carry = jax.tree.structure(self.step.world().read(*CARRY))
 
         def at_present(now: Result) -> Result:
             """The states as they are now: arrays that a program takes and gives back."""
+            world = self.step.world()
             leaves = jax.tree.leaves(world.read(*CARRY))
-            return now._replace(end=Moment((leaves, world.read(Role.THREADED)), **etrace.value))
+            end = Moment((leaves, world.read(Role.THREADED)), **bound.owner.etrace.value)
+            return now._replace(end=end)
 
-        first = at_present(Result(learnt, None))
+        def beside() -> tuple:
+            """What the step reads beside them."""
+            return self.step.world().read(Role.CONSTANT), bound.initial(), bound.held(), read
+
+        first, values = at_present(Result(learnt, None)), beside()
 
         def kept(result: Result) -> None:
-            (leaves, threaded), trace, t = result.end
+            world, ((leaves, threaded), trace, t) = self.step.world(), result.end
             world.write(jax.tree.unflatten(carry, leaves))
             world.write(threaded)
-            etrace.value = {'trace': trace, 't': t}
+            bound.owner.etrace.value = {'trace': trace, 't': t}
             write(result.learnt)
 
         def program(now: Result, bounds=None) -> Result:
+            given = values
             if seen:
+                check_still_compiled(bound)
                 now = strong(at_present(now._replace(learnt=again(now.learnt))))
+                given = beside()
             at, *trace = now.end
             shown = None if bounds is None else (now.losses, now.aux)
-            result = self.run(trace, shown, at, now.learnt, values, sequence, bounds)
+            result = self.run(trace, shown, at, now.learnt, given, sequence, bounds)
             if seen:
                 kept(result)
             return result
@@ -197,8 +214,8 @@ class SequenceProgram:
                 result = self.in_turns.run(program, place, sequence.mask, told, last)
         except BaseException as error:  # of any kind: it is raised again
             # it ran on the trace's own buffer, which a failure loses
-            if any(x.is_deleted() for x in jax.tree.leaves(etrace.value)):
-                etrace.value = bound.empty_trace()
+            if any(x.is_deleted() for x in jax.tree.leaves(bound.owner.etrace.value)):
+                bound.owner.etrace.value = bound.empty_trace()
                 since = 'when progress was called last' if seen else 'before the call'
                 error.add_note(
                     'The call failed while it ran on the eligibility trace, which is lost: it '
@@ -238,7 +255,7 @@ def learn(
     mask = None if mask is None else check_mask(mask, length)
     if reset is not None:
         reset = bound.core.first.checked_flags('reset is', reset, length)
-    weights = bound.states.parameters() if weights is None else weights
+    of_model, weights = weights is None, bound.states.parameters() if weights is None else weights
     if not isinstance(weights, Mapping):
         raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
     if not weights:
@@ -266,15 +283,20 @@ def learn(
         functions = step_fn, optimizer
         learnt = opened = values, optimizer.init(values) if opt_state is None else opt_state
 
+    def present() -> Mapping:
+        """The weights, also where the model holds another object for one now."""
+        return bound.states.parameters() if of_model else weights
+
     def write(learnt) -> None:
         if optimizer is not None:
+            states = present()
             for name, value in around.kept(learnt[0]).items():
-                weights[name].value = value
+                states[name].value = value
 
     read = bound.states.environment.present()
 
     def again(learnt):
-        return around.with_own({name: state.value for name, state in weights.items()}), learnt[1]
+        return around.with_own({name: state.value for name, state in present().items()}), learnt[1]
 
     # made once for each step function, shapes and options
     called = CALLED if callable(options.progress) else options.progress

@@ -267,12 +267,22 @@ HIDDEN_VALUES = (
 )
 
 
+def remedy(key: str) -> str:
+    """What to do where the environment has no value for what a step reads of it."""
+    return (
+        f'Compile inside of `with brainstate.environ.context({key}=...):`, with a value like those '
+        'of a step.'
+    )
+
+
 class ModelStates:
     """The states of a model by path: parameters, and the carry (hidden states, other states, states
     outside the model).
     """
 
-    def __init__(self, model: brainstate.nn.Module, inputs: tuple):
+    def __init__(
+        self, model: brainstate.nn.Module, inputs: tuple, remedy: Callable[[str], str] = remedy
+    ):
         self.model, self.example = model, jax.tree.map(abstract, inputs)
         self._tree = Tree(model)
         self._known: tuple[dict, World] | None = None  # the states that were found last
@@ -292,9 +302,8 @@ class ModelStates:
                 key for key, value in read.items() if value is ABSENT and key in e.args[0]
             ]:
                 raise CompileError(
-                    f'the step reads {unset[0]!r} of brainstate.environ, which is not set. Compile '
-                    f'inside of `with brainstate.environ.context({unset[0]}=...):`, with a value '
-                    'like those of a step.'
+                    f'the step reads {unset[0]!r} of brainstate.environ, which is not set. '
+                    f'{remedy(unset[0])}'
                 ) from e
             raise
         except AttributeError as e:

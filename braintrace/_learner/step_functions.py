@@ -93,7 +93,9 @@ class Bound:
         """The model itself, without its trace, in the environment as it is."""
         environment = self.states.environment
         environment.check(STEP)
-        environment.values()
+        read = environment.values()
+        if jax.tree.structure(inputs) != jax.tree.structure(self.states.example):
+            self.core.compiled(*self.states.values(), (*inputs, *read))  # which says how it differs
         with environment.completed():
             return self.states.model(*inputs)
 

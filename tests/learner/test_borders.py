@@ -12,7 +12,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, nn, rules, verify
-from braintrace.errors import NotSupportedError, OptionError, StepFunctionError
+from braintrace.errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 from tests.compare import assert_close
 
 T, B, N = 6, 2, 4
@@ -59,6 +59,13 @@ def test_a_tuple_that_was_compiled_as_one_input_is_one_in_every_call():
     step = lambda x, y: loss(learner(x), y)
     grads = learner.etrace_grad(SEEN, YS, step_fn=step, reduction='sum').grads
     assert_close(grads, want, 1e-5)
+
+
+def test_other_inputs_than_those_of_a_step_are_refused_with_and_without_a_trace():
+    learner = braintrace.compile(Policy(), 'D_RTRL', AT, batch_size=B)
+    for trace in (True, False):
+        with pytest.raises(StructureError, match=r'inputs 1: absent when compiled, .* now'):
+            learner.etrace_evolve(*SEEN, trace=trace)
 
 
 def compiled():

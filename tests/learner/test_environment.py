@@ -234,3 +234,25 @@ def test_a_loop_of_brainstate_gives_the_time_too(timed):
     assert np.allclose(brainstate.transform.for_loop(step, STEPS, XS), by_numpy(), atol=1e-5)
     jitted = jax.jit(lambda i, x: i + x)  # another program in between leaves nothing behind
     assert jitted(1, 2) == 3 and brainstate.environ.get('t', default=None) is None
+
+
+class Shifted(Switched):
+    def update(self, x):
+        return super().update(x) + brainstate.environ.get('t') + brainstate.environ.get('more')
+
+
+def test_an_evaluation_says_what_it_misses():
+    more, score = (
+        {'more': jnp.ones(())},
+        lambda: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
+    )
+    with brainstate.environ.context(t=0.0, fit=False, **more):
+        learner = braintrace.compile(Shifted(), 'D_RTRL', XS[0], batch_size=B)
+    for values, missing in (({}, 'dt'), ({'dt': 0.5}, 'more')):
+        found = rf'Evaluate inside of `with brainstate.environ.context\({missing}=...\):`'
+        with brainstate.environ.context(**values), pytest.raises(CompileError, match=found):
+            score()
+    with brainstate.environ.context(t=0.0, **more), pytest.raises(StructureError, match='dt=...'):
+        score()
+    with brainstate.environ.context(dt=0.5, **more):  # as they say
+        assert score().shape == (*XS.shape[:2], 50)

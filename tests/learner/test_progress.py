@@ -7,6 +7,7 @@ import io
 import os
 import sys
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +16,22 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules, tasks
-from braintrace.errors import OptionError
+from braintrace.errors import OptionError, StepFunctionError
 from braintrace.extra import progress as of_progress
 from braintrace.tasks._loop import Loop
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Layer, compiled, data, loss_of, squared
+
+
+class Read(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.readout = Layer(), braintrace.nn.Linear(UNITS, UNITS)
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
 
 T, SGD = 23, optax.sgd(0.01)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
@@ -207,6 +218,78 @@ def test_an_exception_ends_the_call_and_what_was_learnt_is_kept():
     assert not all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(after))
     learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=SGD)
+
+
+def state_of_the_loss(learner, scale):
+    scale.value = 0 * scale.value
+
+
+def weight_that_is_kept(learner, scale):
+    weight = learner.param_states['readout', 'weight']
+    weight.value = jax.tree.map(lambda w: w / 2, weight.value)
+
+
+def states_made_anew(learner, scale):
+    brainstate.nn.init_all_states(learner, batch_size=BATCH)
+
+
+def another_state_for_a_weight(learner, scale):
+    layer = learner.model.cell
+    layer.w = brainstate.ParamState(layer.w.value / 2)
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        state_of_the_loss,
+        weight_that_is_kept,
+        pytest.param(states_made_anew, marks=pytest.mark.slow),
+        pytest.param(another_state_for_a_weight, marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_it_changes_training_goes_on_from_there(change):
+    xs, ys = sequences()
+
+    def run(parts, progress=False):
+        brainstate.random.seed(0)
+        model = Read()
+        learner = braintrace.compile(model, 'D_RTRL', xs[0], batch_size=BATCH)
+        scale, opt_state = brainstate.ShortTermState(jnp.ones(())), None
+        step_fn = lambda x, y: scale.value * squared(learner(x), y)
+        of_cell = {k: p for k, p in learner.param_states.items() if k[0] == 'cell'}
+        weights = of_cell if change is weight_that_is_kept else None
+        options = {'step_fn': step_fn, 'optimizer': SGD, 'weights': weights}
+
+        def between(step, losses):
+            if progress and not seen:
+                seen.append(step)
+                change(learner, scale)
+
+        for part in parts:
+            if opt_state is not None:
+                change(learner, scale)
+            found = learner.etrace_train(
+                xs[part], ys[part], progress=between, opt_state=opt_state, **options
+            )
+            opt_state = found.opt_state
+        return learner.save()
+
+    seen = []
+    got = run([slice(None)], progress=True)
+    assert seen[0] < T
+    assert_close(got, run([slice(seen[0]), slice(seen[0], None)]))
+
+
+def test_to_compile_in_it_is_refused():
+    (xs, ys), learner = sequences(), made()
+    with pytest.raises(StepFunctionError, match='compiled the learner anew.*between two calls'):
+        learner.etrace_train(
+            xs,
+            ys,
+            step_fn=loss_of(learner),
+            optimizer=SGD,
+            progress=lambda step, losses: learner.compile_graph(xs[0]),
+        )
 
 
 def test_where_it_is_left_out_or_mapped_no_program_calls_back():
