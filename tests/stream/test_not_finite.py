@@ -8,7 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import NotFiniteError, OptionError
+from braintrace.errors import BraintraceWarning, NotFiniteError, OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, I, N, drawn, params
 from tests.precision import float64 as float64
@@ -331,6 +331,28 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
     mapped = jax.vmap(lambda x: learn(*given[:3], x, given[4], reset=(None, h)))
     found = mapped(jnp.stack([xs, jnp.ones_like(xs)]))
     assert found.skipped.updates.tolist() == found.skipped.samples.tolist() == [1, 0]
+
+
+def test_a_batch_that_no_op_shows_is_told_and_the_advice_works():
+    def cell(p, h, x):
+        v = jax.nn.sigmoid(braintrace.element_wise(p)) * h['v'] + x
+        return v, {'v': v}
+
+    xs, h, optimizer = (
+        jnp.ones((T, 3, N)).at[2, 1].set(NAN),
+        {'v': jnp.zeros((3, N))},
+        optax.sgd(RATE),
+    )
+
+    def learn(**options):
+        learner = functional.online(cell, D_RTRL, **options)
+        given = jnp.ones(N), optimizer.init(jnp.ones(N)), learner.init(jnp.ones(N), h, xs[0])
+        update = learner.sequence_update(loss, optimizer, not_finite='reset')
+        return update(*given, xs, jnp.zeros_like(xs), reset=(None, h)).skipped.samples.tolist()
+
+    with pytest.warns(BraintraceWarning, match=r"Policy\(batched=\('v',\)\)"):
+        assert learn() == 1
+    assert learn(policy=braintrace.Policy(batched=('v',))) == [0, 1, 0]
 
 
 @pytest.mark.slow
