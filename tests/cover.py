@@ -1,0 +1,362 @@
+"""Which tests the gate needs: small faults are put into the package one by one, and tests are
+asked which of them see it. By hand, for hours (`make cover`):
+
+    python -m tests.cover lines                      the lines of the package that each test runs
+    python -m tests.cover ask --seed 1 --number 300  puts faults in; goes on where it was cut off
+    python -m tests.cover choose                     writes tests/cover/gate.json
+    python -m tests.cover check --seed 2             faults drawn afresh: does the gate see them?
+
+Every quick test is in the gate. Of the slow ones those are that see a fault, or run a line, that
+quick ones do not: chosen one by one, each with the most new ones for its CPU seconds. The table
+`tests/cover/faults.json` names for each fault tests that were seen to fail; where none did, a
+person has read it and says why it is no fault (`equal`).
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import faults
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD, KEPT = ROOT / 'build' / 'cover', ROOT / 'tests' / 'cover'
+LINES, COSTS = BUILD / 'lines.json', BUILD / 'costs.json'
+TABLE, GATE = KEPT / 'faults.json', KEPT / 'gate.json'
+PACKAGES = ('braintrace', 'receipts/braintrace_receipts')
+# What tests import anyway and a fault does not touch: processes for single faults start with it.
+PRELOADED = [
+    'tests.xla',
+    'brainstate',
+    'saiunit',
+    'flax.nnx',
+    'haiku',
+    'equinox',
+    'optax',
+    'pytest',
+]
+PROCESSES = 2
+ENOUGH = 2  # tests that fail, each of another function, after which no more are asked
+FILES = 12  # at most so many files of tests are imported for a fault
+SECONDS = 30.0  # of CPU, that the tests of the gate may cost for a fault, and then the others
+PATIENCE = 20  # times that, of wall time, after which a fault made a loop endless
+EACH_LINE = 2  # functions of tests that run it, of those that there are
+
+
+def file_of(test: str) -> str:
+    return test.partition('::')[0]
+
+
+def function(test: str) -> str:
+    return test.partition('[')[0]
+
+
+def row(test: str) -> str:
+    return test.partition('[')[2].removesuffix(']')
+
+
+def read(file: Path):
+    return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
+
+
+def write(file: Path, value) -> None:
+    """All at once: a run that is cut off leaves the file as it was."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.with_suffix('.part').write_text(json.dumps(value, indent=1) + '\n', encoding='utf-8')
+    file.with_suffix('.part').replace(file)
+
+
+# -- lines --------------------------------------------------------------------------------------
+
+
+def lines() -> None:
+    """``LINES``: the tests that run each line, by their places in its list of names, and which of
+    them are quick.
+    """
+    BUILD.mkdir(parents=True, exist_ok=True)
+    config = BUILD / 'coveragerc'
+    sources = ''.join(f'\n    {Path(name).name}' for name in PACKAGES)
+    config.write_text(f'[run]\nparallel = true\ndata_file = {BUILD}/coverage\nsource ={sources}\n')
+    pytest = [sys.executable, '-m', 'pytest', '-q']
+    told = [*pytest, '--collect-only', '-m', 'not slow and not nightly']
+    quick = subprocess.run(told, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    gate = ['-n', str(PROCESSES), '--dist', 'worksteal', '-m', 'not nightly', '--costs', COSTS]
+    cover = ['--cov', f'--cov-config={config}', '--cov-context=test', '--cov-report=']
+    subprocess.run([*pytest, *gate, *cover], cwd=ROOT, check=True)
+    write(LINES, lines_of(BUILD / 'coverage') | {'quick': quick.splitlines()})
+
+
+def lines_of(file: Path) -> dict:
+    """What `coverage` found, with each name once."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(file))
+    data.read()
+    number, found = {}, {}
+    for path in sorted(data.measured_files()):
+        of_file = found[str(Path(path).relative_to(ROOT))] = {}
+        for line, contexts in data.contexts_by_lineno(path).items():
+            tests = {context.partition('|')[0] for context in contexts} - {''}
+            of_file[line] = sorted(number.setdefault(test, len(number)) for test in tests)
+    return {'tests': list(number), 'lines': found}
+
+
+class Suite:
+    """The tests, what each costs and runs, and which are quick."""
+
+    def __init__(self):
+        data = read(LINES)
+        self.names = data['tests']
+        self.lines = {
+            file: {int(line): tests for line, tests in own.items()}
+            for file, own in data['lines'].items()
+        }
+        self.costs, quick = read(COSTS), set(data['quick'])
+        self.quick = {test for test in self.names if test in quick}
+        self.slow = set(self.names) - self.quick
+
+    def near(self, fault: faults.Fault) -> list[str]:
+        """The tests that run the line of a fault, and behind them others that run its file, each
+        part with the cheapest row of each function in front: what a test computes may be kept for
+        the next, which then runs fewer lines.
+        """
+        lines = self.lines[fault.file]
+        beside = set().union(*lines.values())
+        at = set(lines.get(fault.line, ()))
+        return [t for part in (at, beside - at) for t in self.by_cost(self.names[k] for k in part)]
+
+    def by_cost(self, tests) -> list[str]:
+        place, later = defaultdict(int), {}
+        for test in sorted(tests, key=lambda t: (self.costs.get(t, 0.0), t)):
+            later[test] = place[function(test)]
+            place[function(test)] += 1
+        return sorted(later, key=later.get)
+
+
+# -- ask ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A plugin of pytest: runs these tests until enough of them failed or so many CPU seconds are
+    gone, and writes down who was asked and who failed.
+    """
+
+    def __init__(self, tests: list[str], seconds: float, enough: int, out: Path):
+        files = {file_of(test): None for test in tests}
+        place = {file: k for k, file in enumerate(files)}  # tests of a file share its fixtures
+        self.order = {test: (place[file_of(test)], k) for k, test in enumerate(tests)}
+        self.seconds, self.enough, self.out = seconds, enough, out
+        self.failed: set[str] = set()
+
+    def tell(self, what: str, test: str) -> None:
+        with self.out.open('a', encoding='utf-8') as file:
+            print(what, test, file=file)
+
+    def fails(self, test: str) -> None:
+        self.failed.add(function(test))
+        self.tell('fails', test)
+
+    def pytest_collectreport(self, report) -> None:
+        if report.failed:
+            for test in [t for t in self.order if file_of(t) == file_of(report.nodeid)]:
+                self.fails(test)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session, items) -> None:
+        self.session = session
+        mine = [item for item in items if item.nodeid in self.order]
+        items[:] = sorted(mine, key=lambda item: self.order[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid) -> None:
+        self.tell('asks', nodeid)
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed:
+            self.fails(report.nodeid)
+
+    def pytest_runtest_logfinish(self) -> None:
+        if len(self.failed) >= self.enough or time.process_time() > self.seconds:
+            self.session.shouldstop = 'enough'
+
+
+def run_with(fault: faults.Fault | None, tests, seconds: float, enough: int, out: Path) -> None:
+    """In a process of its own: the package with the fault, and the tests."""
+    os.chdir(ROOT)
+    if fault:
+        faults.put_in(fault)
+    options = ['-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors']
+    files = dict.fromkeys(map(file_of, tests))
+    with Path(os.devnull).open('w') as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+        done = pytest.main([*options, *files], plugins=[Asked(tests, seconds, enough, out)])
+    broken = (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
+    os._exit(3 if done in broken else 0)
+
+
+def ask(fault: faults.Fault | None, tests: list[str], seconds=2 * SECONDS, enough=ENOUGH):
+    """``(number of tests asked, tests that failed)``; a test in which the time ran out failed, and
+    all do where the package cannot even be imported.
+    """
+    out = BUILD / f'asked-{threading.get_ident()}'
+    out.unlink(missing_ok=True)
+    child = CONTEXT.Process(target=run_with, args=(fault, tests, seconds, enough, out))
+    child.start()
+    child.join(PATIENCE * seconds)
+    hung = child.is_alive()
+    if hung:
+        child.kill()
+        child.join()
+    told = out.read_text(encoding='utf-8').splitlines() if out.exists() else []
+    out.unlink(missing_ok=True)
+    asked = [line.removeprefix('asks ') for line in told if line.startswith('asks ')]
+    failed = [line.removeprefix('fails ') for line in told if line.startswith('fails ')]
+    if hung or child.exitcode < 0:
+        failed += asked[-1:]
+    elif child.exitcode and not failed:
+        failed = tests[:enough]
+    return len(asked), list(dict.fromkeys(failed))
+
+
+def within(suite: Suite, tests: list[str]) -> list[str]:
+    """Those of the ``FILES`` files with the most functions among them, and of these the first that
+    together cost no more.
+    """
+    functions = Counter(file_of(name) for name in {function(test) for test in tests})
+    files = dict(functions.most_common(FILES))
+    mine = [test for test in tests if file_of(test) in files]
+    spent = itertools.accumulate(suite.costs.get(test, 0.0) for test in mine)
+    return [test for test, sum_ in zip(mine, spent) if sum_ <= SECONDS]
+
+
+def seen_by(suite: Suite, fault: faults.Fault, gate: set[str]) -> dict:
+    """Tests of the gate are asked first, and others where none of these sees it."""
+    near, found = suite.near(fault), {'asked': 0, 'seen': []}
+    for mine in (gate, set(suite.names) - gate):
+        if tests := within(suite, [test for test in near if test in mine]):
+            asked, found['seen'] = ask(fault, tests)
+            found['asked'] += asked
+        if found['seen']:
+            break
+    return found
+
+
+def ask_all(suite: Suite, gate: set[str], seed: int, number: int, file: Path) -> None:
+    table = read(file)
+    places = {name: set(own) for name, own in suite.lines.items()}
+
+    def one(fault):
+        known = table.get(fault.name)
+        if known is None or not (known['seen'] or known.get('equal')):
+            table[fault.name] = seen_by(suite, fault, gate)
+            write(file, table)
+        print(len(table[fault.name]['seen']), fault.name, flush=True)
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        list(pool.map(one, faults.drawn(seed, number, places)))
+    fail_anyway = set(
+        ask(None, sorted({t for row in table.values() for t in row['seen']}), 1e4, 99)[1]
+    )
+    for found in table.values():
+        found['seen'] = [test for test in found['seen'] if test not in fail_anyway]
+    write(file, table)
+    unseen = [name for name, found in table.items() if not found['seen']]
+    print(
+        f'{len(table) - len(unseen)} of {len(table)} faults are seen; not seen:', *unseen, sep='\n'
+    )
+
+
+# -- choose -------------------------------------------------------------------------------------
+
+
+def choose() -> None:
+    """``GATE``: the rows of each function with slow rows that stay in the gate."""
+    suite, table = Suite(), read(TABLE)
+    quick, slow = suite.quick, suite.slow
+    runs = defaultdict(set)
+    for file, own in suite.lines.items():
+        for line, tests in own.items():
+            for k in tests:
+                runs[suite.names[k]].add((file, line))
+    for name, found in table.items():
+        for test in found['seen']:
+            runs[test].add(name)
+    need = defaultdict(set)  # of each line and fault, the functions of tests that run or see it
+    for test in quick | slow:
+        for each in runs[test]:
+            need[each].add(function(test))
+    missing = {
+        each: (1 if isinstance(each, str) else min(EACH_LINE, len(functions)))
+        for each, functions in need.items()
+    }
+    has = defaultdict(set)
+
+    def take(test):
+        for each in runs[test]:
+            if each in missing and function(test) not in has[each]:
+                has[each].add(function(test))
+                missing[each] -= 1
+                if not missing[each]:
+                    del missing[each]
+
+    for test in quick:
+        take(test)
+    chosen, rest = [], set(slow)
+
+    def worth(test):
+        new = sum(function(test) not in has[each] for each in runs[test] if each in missing)
+        return new / max(suite.costs.get(test, 0.0), 0.01)
+
+    while missing and rest:
+        best = max(sorted(rest), key=worth)
+        if not worth(best):
+            break
+        take(best)
+        rest.remove(best)
+        chosen.append(best)
+    gate = {function(test): [] for test in sorted(slow)}
+    for test in sorted(chosen):
+        gate[function(test)].append(row(test))
+    write(GATE, gate)
+    for name, tests in (('quick', quick), ('slow, chosen', chosen), ('for the night', rest)):
+        spent = sum(suite.costs.get(test, 0.0) for test in tests)
+        print(f'{name}: {len(tests)} tests, {spent:.0f} CPU s')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description='Which tests the gate needs.')
+    parser.add_argument('what', choices=('lines', 'ask', 'choose', 'check'))
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--number', type=int, default=300)
+    options = parser.parse_args()
+    match options.what:
+        case 'lines':
+            lines()
+        case 'ask':
+            suite = Suite()
+            ask_all(suite, suite.quick, options.seed, options.number, TABLE)
+        case 'choose':
+            choose()
+        case 'check':
+            suite = Suite()
+            kept = read(GATE)
+            gate = {t for t in suite.slow if row(t) in kept[function(t)]} | suite.quick
+            file = BUILD / f'faults-{options.seed}.json'
+            ask_all(suite, gate, options.seed, options.number, file)
+
+
+if __name__ == '__main__':
+    CONTEXT = multiprocessing.get_context('forkserver')
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    main()
