@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import test_of
+from tests.tiers import function
 
 FILES = 10  # that the summary names
 QUICK = 0.8  # CPU seconds of all quick rows of one test together
@@ -27,6 +27,9 @@ def cpu_seconds() -> float:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--costs', metavar='FILE', help='write the CPU seconds of every test')
+    parser.addoption(
+        '--all-slow', action='store_true', help='also the slow tests that left the gate'
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,7 +108,7 @@ def summary(tests: dict[str, float], whole: float) -> list[str]:
 def marks(tests: dict[str, float]) -> list[str]:
     """The first rows of a test that together cost ``QUICK`` stay quick."""
     lines = []
-    for name, rows in itertools.groupby(sorted(tests, key=test_of), key=test_of):
+    for name, rows in itertools.groupby(sorted(tests, key=function), key=function):
         costs = list(itertools.accumulate(tests[row] for row in rows))
         number = sum(cost <= QUICK for cost in costs)
         mark = f'tier(quick={number})' if number else 'slow'

@@ -28,11 +28,12 @@ from pathlib import Path
 import pytest
 
 from tests import faults
+from tests.tiers import GATE, function, row_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, KEPT = ROOT / 'build' / 'cover', ROOT / 'tests' / 'cover'
-LINES, COSTS = BUILD / 'lines.json', BUILD / 'costs.json'
-TABLE, GATE = KEPT / 'faults.json', KEPT / 'gate.json'
+LINES, COSTS, SHOWN = (BUILD / f'{name}.json' for name in ('lines', 'costs', 'shown'))
+TABLE = KEPT / 'faults.json'
 PACKAGES = ('braintrace', 'receipts/braintrace_receipts')
 # What tests import anyway and a fault does not touch: processes for single faults start with it.
 PRELOADED = [
@@ -57,14 +58,6 @@ def file_of(test: str) -> str:
     return test.partition('::')[0]
 
 
-def function(test: str) -> str:
-    return test.partition('[')[0]
-
-
-def row(test: str) -> str:
-    return test.partition('[')[2].removesuffix(']')
-
-
 def read(file: Path):
     return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
 
@@ -87,12 +80,13 @@ def lines() -> None:
     config = BUILD / 'coveragerc'
     sources = ''.join(f'\n    {Path(name).name}' for name in PACKAGES)
     config.write_text(f'[run]\nparallel = true\ndata_file = {BUILD}/coverage\nsource ={sources}\n')
-    pytest = [sys.executable, '-m', 'pytest', '-q']
-    told = [*pytest, '--collect-only', '-m', 'not slow and not nightly']
-    quick = subprocess.run(told, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    gate = ['-n', str(PROCESSES), '--dist', 'worksteal', '-m', 'not nightly', '--costs', COSTS]
+    run = [sys.executable, '-m', 'pytest', '-q']
+    only = [*run, '--collect-only', '-m', 'not slow and not nightly']
+    quick = subprocess.run(only, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tests = ['-n', str(PROCESSES), '--dist', 'worksteal', '-m', 'not nightly', '--all-slow']
+    told = ['--costs', COSTS, '--etp-results', SHOWN]
     cover = ['--cov', f'--cov-config={config}', '--cov-context=test', '--cov-report=']
-    subprocess.run([*pytest, *gate, *cover], cwd=ROOT, check=True)
+    subprocess.run([*run, *tests, *told, *cover], cwd=ROOT, check=True)
     write(LINES, lines_of(BUILD / 'coverage') | {'quick': quick.splitlines()})
 
 
@@ -280,55 +274,48 @@ def ask_all(suite: Suite, gate: set[str], seed: int, number: int, file: Path) ->
 
 
 def choose() -> None:
-    """``GATE``: the rows of each function with slow rows that stay in the gate."""
-    suite, table = Suite(), read(TABLE)
-    quick, slow = suite.quick, suite.slow
-    runs = defaultdict(set)
+    """``GATE``: the rows of each function with slow rows that are in the gate."""
+    suite, does = Suite(), defaultdict(set)
     for file, own in suite.lines.items():
         for line, tests in own.items():
             for k in tests:
-                runs[suite.names[k]].add((file, line))
-    for name, found in table.items():
+                does[suite.names[k]].add((file, line))
+    for fault, found in read(TABLE).items():
         for test in found['seen']:
-            runs[test].add(name)
-    need = defaultdict(set)  # of each line and fault, the functions of tests that run or see it
-    for test in quick | slow:
-        for each in runs[test]:
-            need[each].add(function(test))
-    missing = {
-        each: (1 if isinstance(each, str) else min(EACH_LINE, len(functions)))
-        for each, functions in need.items()
-    }
+            does[test].add(fault)
+    for shown in read(SHOWN)['tests']:  # rules and laws of ops, which the gate asks for
+        if shown['status'] == 'pass':
+            does[shown['test']].add((shown['op'], shown['rule'], shown['law']))
+    functions = defaultdict(set)
+    for test in suite.names:
+        for each in does[test]:
+            functions[each].add(function(test))
+    missing = {each: min(len(names), EACH_LINE) for each, names in functions.items()}
     has = defaultdict(set)
 
-    def take(test):
-        for each in runs[test]:
-            if each in missing and function(test) not in has[each]:
-                has[each].add(function(test))
-                missing[each] -= 1
-                if not missing[each]:
-                    del missing[each]
-
-    for test in quick:
-        take(test)
-    chosen, rest = [], set(slow)
+    def new(test):
+        return [each for each in does[test] if missing[each] and function(test) not in has[each]]
 
     def worth(test):
-        new = sum(function(test) not in has[each] for each in runs[test] if each in missing)
-        return new / max(suite.costs.get(test, 0.0), 0.01)
+        return len(new(test)) / max(suite.costs.get(test, 0.0), 0.01)
 
-    while missing and rest:
-        best = max(sorted(rest), key=worth)
-        if not worth(best):
-            break
+    def take(test):
+        for each in new(test):
+            has[each].add(function(test))
+            missing[each] -= 1
+
+    for test in suite.quick:
+        take(test)
+    chosen, rest = [], sorted(suite.slow)
+    while rest and worth(best := max(rest, key=worth)):
         take(best)
         rest.remove(best)
         chosen.append(best)
-    gate = {function(test): [] for test in sorted(slow)}
+    gate = {function(test): [] for test in sorted(suite.slow)}
     for test in sorted(chosen):
-        gate[function(test)].append(row(test))
+        gate[function(test)].append(row_of(test))
     write(GATE, gate)
-    for name, tests in (('quick', quick), ('slow, chosen', chosen), ('for the night', rest)):
+    for name, tests in (('quick', suite.quick), ('slow', chosen), ('for the night', rest)):
         spent = sum(suite.costs.get(test, 0.0) for test in tests)
         print(f'{name}: {len(tests)} tests, {spent:.0f} CPU s')
 
@@ -350,7 +337,7 @@ def main() -> None:
         case 'check':
             suite = Suite()
             kept = read(GATE)
-            gate = {t for t in suite.slow if row(t) in kept[function(t)]} | suite.quick
+            gate = {t for t in suite.slow if row_of(t) in kept[function(t)]} | suite.quick
             file = BUILD / f'faults-{options.seed}.json'
             ask_all(suite, gate, options.seed, options.number, file)
 

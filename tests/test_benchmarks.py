@@ -102,7 +102,7 @@ BY_HAND += [(kind, False) for kind in ('lif_syn', 'lru', 'lru_complex', 'mingru'
 BY_HAND += [(kind, True) for kind in ('lru', 'lru_complex', 'mingru')]
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(('kind', 'associative'), BY_HAND)
 def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind, associative):
     of_pictures = kind == 'conv_lstm'

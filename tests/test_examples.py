@@ -53,7 +53,7 @@ FRAMEWORKS = {
 }
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', FRAMEWORKS)
 def test_a_model_of_another_framework_learns(name, capsys):
     """Without learning, a tenth of the digits is right, and the error is the targets' variance 1;

@@ -105,7 +105,7 @@ def unread(params, states, x):
     return jnp.tanh(c) @ params['out'], (c, jnp.tanh(c))
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('what', ['updates', 'kept'])
 @pytest.mark.parametrize('cell', [coupled, unread])
 def test_a_trace_of_two_states_is_never_copied(cell, what):
@@ -170,7 +170,7 @@ def instructions(compiled):
             yield where, *found.groups()
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'make',
     [
@@ -240,7 +240,7 @@ def test_the_loop_of_a_window_holds_the_product_with_the_state_alone():
     assert {f'{T * B},{N}', f'{T * B},2'} <= set(products)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.filterwarnings('ignore:parameter v reaches')
 @pytest.mark.parametrize('jitted', [False, True], ids=['plain', 'inside_jit'])
 def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(jitted):

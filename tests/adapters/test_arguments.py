@@ -212,7 +212,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('make, name', CELLS)
 def test_a_stock_cell_keeps_all_its_arguments(make, name, xs):
     adapted, want = make(name, xs)

@@ -123,7 +123,7 @@ SAID = {
 ROWS = [(make, words) for make in SAID for words in SAID[make]]
 
 
-@pytest.mark.tier(quick=2, one_in=2)
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('make, words', ROWS, ids=[words for _, words in ROWS])
 def test_it_is_refused_with_a_remedy(make, words):
     own = make()

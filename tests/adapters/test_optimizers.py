@@ -39,7 +39,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name):
     rng = np.random.default_rng(0)

@@ -53,7 +53,7 @@ def stream(shape):
     )
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @in_turn(none, row=TWINS, shape=SHAPES)
 def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
     xs, ys = stream('batch' if row.framework is cells.blox else shape)  # blox asks for a batch
@@ -66,7 +66,6 @@ def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
     assert_close(losses[0], plain.loss(taken.step(twin, carry, xs[0]), ys[0]))
 
 
-@pytest.mark.tier(one_in=2)
 @in_turn(first(OTHERS[0]), row=OTHERS, shape=SHAPES)
 def test_the_other_stock_cells_learn_with_traces(row, shape):
     xs, ys = stream(shape)

@@ -111,7 +111,7 @@ MERGING = {'max', 'sum', 'gather'}  # which may be followed or called mixing
 COMBINING = {'softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted'}
 
 
-@pytest.mark.tier(quick=5, one_in=2)
+@pytest.mark.tier(quick=5)
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
     """What moves elements alone is never called mixing, what spreads one is."""
@@ -124,7 +124,7 @@ def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
     assert name in MERGING or (labels == lb.MANY).any() == (name in SPREADING)
 
 
-@pytest.mark.tier(quick=5, one_in=2)
+@pytest.mark.tier(quick=5)
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_the_pairs_on_the_way_back_are_the_elements_that_a_result_depends_on(name):
     fn = FUNCTIONS[name]

@@ -260,7 +260,7 @@ def recurrent_reversed(p, h, x):
     return new + states.sum(0) * jnp.sin(h), new
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 @pytest.mark.parametrize('cell', [read_inside, read_inside_two_loops, recurrent_reversed])
 def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(cell, rule):

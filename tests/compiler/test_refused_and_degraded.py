@@ -117,7 +117,7 @@ def test_an_op_in_a_while_loop_is_refused_in_every_policy(row, policy):
 WITH_MODULES = [*DEGRADED, *(row for row in MODULES if row.error is None)]
 
 
-@pytest.mark.tier(quick=24, one_in=2)
+@pytest.mark.tier(quick=24)
 @over(WITH_MODULES, 'record')
 def test_a_degraded_model_has_these_records_and_no_others(row):
     learner = compiled(row)
@@ -193,7 +193,7 @@ def plain(row, steps, forgetful=False):
     return jax.jit(jax.grad(total))(row.params)
 
 
-@pytest.mark.tier(quick=4, one_in=2)
+@pytest.mark.tier(quick=4)
 @over(DEGRADED, 'gradient', QUICK)
 def test_its_gradient_of_one_step_is_exact(row):
     wanted = plain(row, 1)
@@ -205,7 +205,6 @@ def test_its_gradient_of_one_step_is_exact(row):
     )
 
 
-@pytest.mark.tier(one_in=8)
 @pytest.mark.slow
 @over([row for row in DEGRADED if row.history], 'history')
 def test_its_gradient_lacks_what_the_records_name_and_nothing_else(row, monkeypatch):
@@ -222,7 +221,6 @@ def test_its_gradient_lacks_what_the_records_name_and_nothing_else(row, monkeypa
     )
 
 
-@pytest.mark.tier(one_in=2)
 @pytest.mark.slow
 @over([row for row in MODULES if row.error is None], 'gradient')
 def test_the_gradient_of_one_step_of_a_module_is_exact(row):

@@ -341,7 +341,7 @@ ROWS = [*models.MODELS, *models.names(models.PROGRAMS, exact=True)]
 LATER = [pytest.mark.slow, pytest.mark.nightly]
 
 
-@pytest.mark.tier(quick=1, one_in=8)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'name', [n if n in QUICK else pytest.param(n, marks=LATER[i % 2]) for i, n in enumerate(ROWS)]
 )

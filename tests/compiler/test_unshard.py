@@ -311,7 +311,6 @@ def main(name: str) -> None:
     print(json.dumps(found))
 
 
-@pytest.mark.tier(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', MESHES)
 def test_values_and_gradients_are_those_of_shard_map_on_four_devices(name):

@@ -27,7 +27,7 @@ def devices(request, monkeypatch):
     monkeypatch.setattr(platforms, 'is_alone', lambda context: request.param == 'alone')
 
 
-@pytest.mark.tier(quick=1, one_in=40)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', [n for n in (MODELS | PROGRAMS) if n not in REFUSED])
 @pytest.mark.parametrize('rule', RULES)
 def test_a_gradient_is_the_same_beside_devices_that_are_not_used(name, rule, devices):

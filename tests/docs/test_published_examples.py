@@ -78,7 +78,7 @@ SCALED = [
 ]
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('register', [by_class, by_spec])
 def test_the_scaled_matmul_keeps_every_law_once_it_is_corrected(register):
     primitive = register()

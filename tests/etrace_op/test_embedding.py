@@ -71,7 +71,7 @@ def run(look_up, rule, window):
     return learn(cell_of(look_up), rule, *data(), window)[0]
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pairwise(first('batch'), kind=MINE, rule=RULES, window=['steps', 2, None])
 def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
     of_hot = lambda i, w: PRODUCT[kind](hot(i), w)
@@ -98,7 +98,7 @@ def test_values_gradients_and_units(dtype):
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @in_turn(first(np.int8), dtype=[np.int8, np.uint8, np.uint16, np.uint64], lanes=[(), (1,), (3,)])
 def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, lanes):
     xs, table = RNG.integers(0, 100, (STEPS, *lanes)), RNG.normal(size=(300, FEATURES))

@@ -139,7 +139,7 @@ def test_results_have_the_keys_and_shapes_of_trainables_and_an_empty_trace_those
     )
 
 
-@pytest.mark.tier(quick=10, one_in=2)
+@pytest.mark.tier(quick=10)
 @every_case
 def test_empty_traces_are_zero(case):
     x, weights = case.draw()

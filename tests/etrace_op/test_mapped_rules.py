@@ -178,14 +178,13 @@ def pairs(case, x, weights, d, e):
     }
 
 
-@pytest.mark.tier(quick=5, one_in=8)
+@pytest.mark.tier(quick=5)
 @every_case
 def test_rules_of_a_mapped_primitive_keep_the_laws_and_are_those_of_its_lanes(case):
     run = cases.compiled(functools.partial(pairs, case))
     assert_close(*cases.sides(run(*cases.arguments(case))))
 
 
-@pytest.mark.tier(one_in=2)
 @every_case
 def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     found = jax.eval_shape(lambda: results(case, num_state=3))
@@ -199,7 +198,6 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
 
 
-@pytest.mark.tier(one_in=4)
 @in_turn(
     lambda case, dtype: case in ALONE,
     case=[*SOME, *TWICE, *THRICE],
@@ -251,7 +249,7 @@ def loss(call, x, weights):
     return jnp.sum(jnp.sin(call(x, weights)))
 
 
-@pytest.mark.tier(quick=8, one_in=2)
+@pytest.mark.tier(quick=8)
 @pytest.mark.parametrize('case', FILLED, ids=str)
 def test_vmap_binds_the_primitive_whose_rules_these_are(case):
     lanes = mapped(case, (0,) * (len(case.weights) + (case.x is not None)))
@@ -347,7 +345,7 @@ def zeros(op, coords):
     return layout.by_state(entries.apart(entries.OpTrace(op, coords).zeros(2)))
 
 
-@pytest.mark.tier(quick=1, one_in=8)
+@pytest.mark.tier(quick=1)
 @table([*SOME, *TWICE, *THRICE], ALONE, [])
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     """Zeros, one step's entries, their sum over time as one contraction, and the gradient from
@@ -379,7 +377,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     )
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'case',
     [

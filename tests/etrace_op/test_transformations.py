@@ -80,7 +80,7 @@ def through_x(call, args, many, tangents):
     }
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('case', [case for case in FILLED if case.name not in SAME_PATHS], ids=str)
 def test_every_transformation_of_the_primitive_is_that_of_the_implementation(case):
     args, tangents = case.draw(0), case.draw(1)
@@ -93,7 +93,7 @@ def test_every_transformation_of_the_primitive_is_that_of_the_implementation(cas
     assert_close(*run(args, many, tangents))
 
 
-@pytest.mark.tier(quick=8, one_in=2)
+@pytest.mark.tier(quick=8)
 @every_case
 def test_an_eager_call_equals_a_jitted_one(case):
     args = case.draw()

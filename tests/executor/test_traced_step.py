@@ -152,7 +152,7 @@ def expected(step, w, state, xs, counts):
     return state, jax.tree.map(lambda a: a.sum(0), terms), shown, opened
 
 
-@pytest.mark.tier(quick=5, one_in=8)
+@pytest.mark.tier(quick=5)
 @pytest.mark.parametrize('length', [1, T])
 @pytest.mark.parametrize('size', ['whole', 'blocks'])
 @pytest.mark.parametrize('name', STEPS)

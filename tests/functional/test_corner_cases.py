@@ -69,7 +69,7 @@ def chain(p, c, x):
     return d + a, {'a': a, 'b': b, 'd': d}
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'cell, carry',
     [
@@ -116,7 +116,7 @@ def test_group_names_stay_apart_when_paths_hold_commas():
     check(cell, {'w': W, 'v': W2}, {'a': H, 'b': H, 'a,b': H})
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @both_rules
 def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     def cell(p, h, x):
@@ -155,7 +155,7 @@ def test_a_constant_random_key_in_the_step_is_no_obstacle():
     check(cell, {'w': W}, H)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(
     first((N,)),
     shape=[(N,), (B, 1), (), (1, N), (1,), (B, N)],
@@ -248,7 +248,7 @@ CLOCKS = {
 }
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', CLOCKS)
 def test_a_state_that_nothing_teaches_takes_no_trace(name):
     cell, states = CLOCKS[name]

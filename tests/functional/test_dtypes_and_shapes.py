@@ -143,7 +143,7 @@ KINDS = {
 WINDOWS = [3, 1, 4]
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pairwise(first('float32 in bfloat16'), kind=KINDS, window=WINDOWS, rule=[D, ES])
 def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, rule):
     params, compute = KINDS[kind]
@@ -180,7 +180,6 @@ SIZES = [(0, I, N), (1, I, N), (2, I, 1), (1, 1, 1), (2, 0, N), (2, I, 0), (0, 0
 SIZES += [(None, I, 1), (None, 0, N), (None, I, 0)]
 
 
-@pytest.mark.tier(one_in=4)
 @in_turn(first((0, I, N)), size=SIZES, rule=[D, ES], window=WINDOWS)
 def test_axes_of_size_one_and_zero(size, window, rule):
     params, carry, xs = sized(*size)

@@ -42,7 +42,7 @@ def data():
     return drawn(T, B, I), drawn(T, B, 1)
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', RULES, ids=str)
 @pytest.mark.parametrize('net', NETS)
 def test_heads_are_calls_of_grad_and_by_sample_those_of_one_sample(net, rule):

@@ -93,7 +93,7 @@ def by_sequence_update(learner, carry, state):
     return losses, state
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('way', [by_single_steps, by_sequence_grad, by_sequence_update])
 def test_integer_and_boolean_states_start_anew_with_their_lane(way):
     learner, carry, state = states()

@@ -95,7 +95,7 @@ def by_learner(rule, ys, window):
     return learner.etrace_grad(XS, ys, step_fn=step_fn, **options).grads
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('window', [1, 4])
 @pytest.mark.parametrize('way', [by_gradient, by_update, by_learner])
 @pytest.mark.parametrize('rule', [D_RTRL, rules.es_d_rtrl(0.7)], ids=lambda r: r.name)

@@ -59,7 +59,7 @@ def loss(out, y):
     return jnp.mean((out - y) ** 2)
 
 
-@pytest.mark.tier(quick=1, one_in=8)
+@pytest.mark.tier(quick=1)
 @in_turn(
     first('einsum', 'in a branch', 'in a loop', 'product', 'unused'),
     use=sorted(uses(None, None, None)),

@@ -52,7 +52,7 @@ def test_a_constant_of_the_cell_is_found_in_its_learner():
     assert any(a is constant or a.shape == (4,) for a in arrays_within(learner, {}))
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @both_rules
 def test_no_tracer_leaks_and_a_repeated_call_gives_the_same_bits(rule):
     def calls(learner, state):

@@ -70,7 +70,7 @@ def numbers(kept):
     return jax.tree.leaves((kept, key))
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', RULES)
 def test_a_stream_goes_on_from_a_file_bit_by_bit(rule, tmp_path):
     learner, kept = start(rule)

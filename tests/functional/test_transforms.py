@@ -32,7 +32,7 @@ CELLS = {
 }
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @both_rules
 @pytest.mark.parametrize('name', CELLS)
 def test_a_transformed_cell_has_the_relations_and_gradients_of_the_plain_one(name, rule):

@@ -189,7 +189,7 @@ def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     assert_close((got, end.carry), (want, h), 1e-12)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', [D_RTRL, PENDING, None, ES], ids=str)
 def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     """The last seed has a past, the others have none."""

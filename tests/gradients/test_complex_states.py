@@ -36,7 +36,7 @@ def over_sequence(case, rule=D_RTRL, window=None, **given):
     return run(case.params, state, XS, YS, **given)
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', CASES)
 def test_windows_give_the_gradient_of_backpropagation(name):
     case = CASES[name]
@@ -55,7 +55,6 @@ def test_windows_give_the_gradient_of_backpropagation(name):
     assert {r.kind for p, r in learner.routes.items() if p[0] in 'nlg' or 'b_' in p} == {'trace'}
 
 
-@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize(
     'name, rule', [('natural', D_RTRL), ('complex_op', LATE), ('conjugate', D_RTRL)]
@@ -66,7 +65,6 @@ def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
     assert_close(learn_by_steps(online(case, rule)[0], *data), bptt(case))
 
 
-@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize('name', ['natural', 'modulus'])
 def test_resets_and_masks(name):
@@ -74,7 +72,6 @@ def test_resets_and_masks(name):
     assert_close(grads, bptt(CASES[name], MASK, (FLAGS, FRESH)))
 
 
-@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize('every, write_every', [(1, 2), (2, None)])
 def test_updates_inside_a_sequence(every, write_every):

@@ -98,7 +98,7 @@ def setting(name):
     return step, first, xs, jnp.asarray(RNG.normal(size=(2 * T, *width)))
 
 
-@pytest.mark.tier(quick=2, one_in=4)
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('resets', [False, True])
 @pytest.mark.parametrize('name', CELLS)
 def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):

@@ -36,7 +36,7 @@ WINDOWED = (
 WINDOWED += 'vmap_weights vmap_conv move_put_on_zeros broadcast'.split()
 
 
-@pytest.mark.tier(quick=2, one_in=5)
+@pytest.mark.tier(quick=2)
 @pytest.mark.drawn
 @pytest.mark.parametrize(
     'name, rule, window',
@@ -50,14 +50,13 @@ def test_a_program_gives_the_gradient_of_the_oracle(name, rule, window):
     check(name, rule, window)
 
 
-@pytest.mark.tier(one_in=8)
 @pytest.mark.drawn
 @in_turn(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
 
 
-@pytest.mark.tier(quick=2, one_in=4)
+@pytest.mark.tier(quick=2)
 @both_rules
 def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(rule):
     case, same_step = models.case(LOST), oracles.same_step(models.case(LOST))
@@ -82,13 +81,12 @@ SCANS = 'scan scan_lstm scan_nested scan_weight_slices scan_two_layers scan_deca
 SCANS += ['scan_of_vmap', 'cond_in_scan']
 
 
-@pytest.mark.tier(one_in=4)
 @pairwise(none, name=SCANS, window=[1, None], unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_it_in_windows_of_every_length(name, window, unroll, rule):
     check(name, rule, window, unroll)
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @both_rules
 @pytest.mark.parametrize('name', ['cond_root_at_zero', 'cond_log_of_negative', 'switch_nan'])
 def test_a_branch_not_taken_leaves_nothing_behind(name, rule):

@@ -35,7 +35,7 @@ def test_a_trace_that_reads_weights_is_written_at_every_step(name):
         start(models.case(name), PENDING)
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', FEW)
 def test_single_steps_before_a_sequence_and_after_it(name):
     case, got = models.case(name), []
@@ -52,7 +52,7 @@ def test_single_steps_before_a_sequence_and_after_it(name):
         assert_drawn_close(grads, at(dense(case), t))
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', models.names(exact=True))
 def test_it_is_bptt_where_nothing_is_cut(name):
     case = models.case(name, models.cubic)
@@ -70,7 +70,7 @@ def test_mean_divides_by_the_sum_of_the_mask(mask):
 # -- the whole credit, and the ops' own diagonals --------------------------------------------------
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', [OWN, SNAP], ids=['own', 'own whole'])
 @pytest.mark.parametrize('name', ['gru', 'spiking_three'])
 def test_where_diagonals_have_no_formula_single_steps_and_windows_agree(name, rule):

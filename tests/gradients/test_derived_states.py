@@ -63,7 +63,7 @@ def names(graph, positions):
     return sorted(graph.program.carry_names[c] for c in positions)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', ORACLES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize('others', [leaky, refractory, chained])
 def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):

@@ -18,7 +18,7 @@ RULE, PAIR = es_d_rtrl(0.8), (0.9, 0.4)
 FIRST = 'leaky lstm sparse lora mgu minimal_rnn op_between_states'.split()
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', FIRST)
 def test_the_first_step_is_plain_bptt(name):
     case = models.case(name, models.cubic, steps=1)

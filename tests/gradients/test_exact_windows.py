@@ -28,14 +28,14 @@ def gradient(case, rule, window, keep_trace=True, state=None, steps=slice(None),
     return quick(run)(case.params, state, case.xs[steps], case.ys[steps], **arguments)
 
 
-@pytest.mark.tier(quick=3, one_in=10)
+@pytest.mark.tier(quick=3)
 @every_core_first()
 def test_one_window_is_bptt_for_every_parameter(name):
     case = models.case(name)
     assert_drawn_close(gradient(case, RULE, None)[0], oracles.bptt(case))
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @every_wide_first()
 def test_the_trace_is_read_at_the_border_of_a_window(name):
     case = models.case(name)
@@ -75,7 +75,7 @@ def test_windows_of_one_step_are_those_of_the_whole_credit(name):
     assert_drawn_close(gradient(case, RULE, 1)[0], want)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @few
 def test_resets_masks_and_a_later_call(name):
     case = models.case(name)

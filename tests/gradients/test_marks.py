@@ -109,7 +109,7 @@ TWINS = {
 XS, YS = drawn(T, B, I, seed=5), drawn(T, B, N, seed=6)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'es_d_rtrl', 'no_rule'])
 @pytest.mark.parametrize('name', TWINS)
 def test_a_marked_cell_learns_as_its_twin_by_hand(name, rule):
@@ -215,7 +215,7 @@ EXACT = [diagonal, lookup, convolution, products_that_sum_nothing, between_param
 EXACT += [by_hand_in_a_marked_cell, long_loop]
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('cell', EXACT, ids=lambda cell: cell.__name__)
 def test_a_marked_cell_without_mixing_has_the_gradient_of_reverse_mode(cell):
     data = OTHER, H, XS, YS
@@ -245,7 +245,7 @@ def fused_bias(apply):
     return cell
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', RULES[:2], ids=['d_rtrl', 'es_d_rtrl'])
 def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
     data = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H), XS, YS

@@ -22,7 +22,6 @@ def dense(case):
     return oracles.total(oracles.dense_recursion(case))
 
 
-@pytest.mark.tier(one_in=2)
 @every_wide_first(EVERY)
 def test_the_oracles_of_a_row_agree_and_move_every_parameter(name):
     case, want = models.case(name), dense(models.case(name))
@@ -36,7 +35,6 @@ def test_the_oracles_of_a_row_agree_and_move_every_parameter(name):
     assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
 
 
-@pytest.mark.tier(one_in=2)
 @pytest.mark.parametrize('name', [*SMOOTH, *wide_first(models.names(models.PROGRAMS, smooth=True))])
 def test_finite_differences_equal_plain_bptt(name):
     case = models.case(name, steps=2 if name in models.PROGRAMS else 3)
@@ -94,7 +92,6 @@ def test_every_branch_of_a_row_is_taken(name):
     assert ops.taken and not any(ops.taken.values())
 
 
-@pytest.mark.tier(one_in=2)
 @every_wide_first(models.PROGRAMS)
 def test_one_step_of_a_program_is_plain_bptt(name):
     """What this step's weights send through inner turns to later ones is whole."""

@@ -134,7 +134,6 @@ def backpropagated(name, keep):
     return [first, oracles.by_time(cell, params, then, XS, YS, loss, MASK, (FLAGS, fresh(h)))]
 
 
-@pytest.mark.tier(one_in=4)
 @in_turn(lambda name, *_: name == 'mingru', name=CELLS, window=[4, None, 3, 1], keep=[True, False])
 def test_d_rtrl_is_backpropagation(name, window, keep):
     first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, keep)
@@ -142,7 +141,6 @@ def test_d_rtrl_is_backpropagation(name, window, keep):
     assert_close([first, grads], backpropagated(name, keep), relative=1e-11)
 
 
-@pytest.mark.tier(one_in=4)
 @in_turn(none, name=CELLS, window=[None, 4])
 def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
     each = (over_two_sequences(name, how, 'es_d_rtrl', window, True) for how in HOW)

@@ -178,7 +178,7 @@ SPIKES = {
 }
 
 
-@pytest.mark.tier(quick=2, one_in=4)
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', SPIKES)
 def test_a_surrogate_keeps_the_whole_history_however_it_is_written(name):
     def cell(p, v, x):

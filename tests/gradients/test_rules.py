@@ -51,7 +51,7 @@ def table(arguments, *tables):
     return pytest.mark.parametrize(arguments, [row(*r) for r in rows])
 
 
-@pytest.mark.tier(quick=8, one_in=6)
+@pytest.mark.tier(quick=8)
 @table(
     'name, rule, window',
     product(models.MODELS, ['d_rtrl', 'es_d_rtrl'], 3),
@@ -71,7 +71,7 @@ def test_a_window_gives_the_gradient_of_the_formula(name, rule, window):
     assert_drawn_close(got, oracles.total(formula(name, rule)))
 
 
-@pytest.mark.tier(quick=8, one_in=6)
+@pytest.mark.tier(quick=8)
 @table(
     'name, rule',
     product(models.MODELS, ['d_rtrl', 'es_d_rtrl']),
@@ -89,7 +89,7 @@ def test_each_step_gives_the_gradient_of_the_formula(name, rule):
         assert_close((output, loss), (outputs[t], losses[t]))
 
 
-@pytest.mark.tier(quick=3, one_in=3)
+@pytest.mark.tier(quick=3)
 @table(
     'name, rule, window',
     ragged(FEW, 'd_rtrl', 1, None),
@@ -103,7 +103,7 @@ def test_a_mask_weighs_the_losses_and_nothing_else(name, rule, window):
     assert_drawn_close((losses, dict(state.carry)), forward(name)[1:])
 
 
-@pytest.mark.tier(quick=3, one_in=4)
+@pytest.mark.tier(quick=3)
 @table(
     'name, rule, window',
     ragged(MORE, 'd_rtrl', None, 1),
@@ -120,7 +120,7 @@ def test_a_reset_of_lanes_is_a_restart_of_those_lanes(name, rule, window):
     assert_drawn_close(got, oracles.total(want, MASK))
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @table('name, rule', product(['lstm', 'vector', 'context'], ['d_rtrl']), [('vector', 'es_d_rtrl')])
 def test_a_reset_of_all_lanes_is_a_restart(name, rule):
     case, carry0 = models.case(name), other_carry(models.case(name))
@@ -130,7 +130,7 @@ def test_a_reset_of_all_lanes_is_a_restart(name, rule):
     assert_drawn_close(over_sequence(case, RULES[rule][0], 3, reset=reset)[0], want)
 
 
-@pytest.mark.tier(quick=2, one_in=2)
+@pytest.mark.tier(quick=2)
 @table('name, rule', product(['leaky', *MORE], ['pending']), [('leaky', 'es_d_rtrl')])
 def test_a_reset_between_steps_ends_pending_steps_too(name, rule):
     case, rule_, want = models.case(name), RULES[rule][0], formula(name, rule, reset=True)
@@ -141,7 +141,7 @@ def test_a_reset_between_steps_ends_pending_steps_too(name, rule):
         assert_drawn_close(grads, at(want, t))
 
 
-@pytest.mark.tier(quick=1, one_in=3)
+@pytest.mark.tier(quick=1)
 @table(
     'name, rule',
     product(FEW, ['d_rtrl']),

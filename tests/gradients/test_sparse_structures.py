@@ -66,7 +66,6 @@ def gradients(cell, rule, params, h, xs, ys):
     return [{n: g[n] for n in 'wb'} for g in (grads, stepped)]
 
 
-@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize('lead', [(), (3,)], ids=['alone', 'batch'])
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'd_rtrl pending', 'es_d_rtrl'])
@@ -191,7 +190,6 @@ def product(params, x):
     return x @ matrix + params['b']
 
 
-@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('states', 'lead', 'order'),

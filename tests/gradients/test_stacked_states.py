@@ -107,7 +107,7 @@ def gradient(name, layout, rule, window, **options):
     )[0]
 
 
-@pytest.mark.tier(quick=1, one_in=8)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name, layout, rule', [(*row, rule) for row in ROWS for rule in RULES])
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
@@ -193,7 +193,7 @@ def behind_a_mask(p, h, x):
 WAYS = (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
 
 
-@pytest.mark.tier(quick=3, one_in=4)
+@pytest.mark.tier(quick=3)
 @pytest.mark.parametrize(
     'layers, rule', [*itertools.product(WAYS, RULES), (behind_a_mask, 'D_RTRL')]
 )
@@ -274,7 +274,7 @@ class Stack(brainstate.nn.Module):
         return y
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', RULES)
 def test_a_module_with_one_state(rule):
     learner = braintrace.compile(Stack(), RULES[rule], EQUAL.xs[0])
@@ -349,7 +349,7 @@ def line_by_hand():
     return oracles.by_time(cell, LINE_W, tuple(LINE_H), LINE_X, LINE_X, half_square)
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', RULES)
 @pytest.mark.parametrize('name', LINES)
 def test_rows_that_move_are_states_of_one_group(name, rule):
@@ -465,7 +465,7 @@ TOGETHER = {  # ways to put two layers into one array that no state is taken apa
 }
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('way', TOGETHER)
 def test_what_is_put_together_otherwise_is_whole_or_named(way):
     join = TOGETHER[way]

@@ -33,7 +33,7 @@ def written(case, rule, state):
     )
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', SEVERAL)
 def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
     """The newest step of a window is written apart from the others; lanes are reset in it and
@@ -105,7 +105,7 @@ PROGRAMS = [  # the loss of the new state at step t is that of the old one at st
 ]
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('program', PROGRAMS)
 def test_the_old_h_of_an_lstm_in_a_loss_is_the_new_one_of_the_step_before(learner, program):
     want = gradient(learner, 'new', 0, STEPS - 1, None)
@@ -114,7 +114,7 @@ def test_the_old_h_of_an_lstm_in_a_loss_is_the_new_one_of_the_step_before(learne
     assert_close(added([gradient(learner, *part) for part in program]), want)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('before', [12, 3, 'steps'])
 def test_a_program_reads_what_another_one_that_does_not_has_written(learner, before):
     """The trace of h is written by a loss of c alone, or by single steps, then read by a loss of

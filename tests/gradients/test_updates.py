@@ -74,7 +74,7 @@ def grouped(steps, every, weights=None):
     return jax.tree.map(leaf, steps)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(is_core, name=sorted(CORE), rule=RULES)
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
@@ -84,7 +84,7 @@ def test_each_update_gets_the_gradient_of_its_step(name, rule):
     )
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(
     lambda name, rule, often: often == (2, 4),
     name=['gru', 'sparse'],
@@ -102,7 +102,7 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
     np.testing.assert_allclose(losses, wanted, rtol=1e-12)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(first('gru'), name=FEW, rule=RULES, every=[1, 2])
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
@@ -131,7 +131,7 @@ LOOPED = [(name, 1) for name in ONCE]
 LOOPED += [(name, every) for name in ('gru', 'spiking_three') for every in (2, 4)]
 
 
-@pytest.mark.tier(quick=0, one_in=6)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name, every, rule', [(*row, rule) for row in LOOPED for rule in RULES])
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: as gradients and updates by hand."""
@@ -165,7 +165,6 @@ def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
         gradients(models.case('lora'), RULES['d_rtrl'][0], 1, 4)
 
 
-@pytest.mark.tier(one_in=4)
 @in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
 def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     """A NaN input spoils its own step; after its lane's reset, no update and no trace."""

@@ -39,7 +39,7 @@ def rows(names, quick=(), gate=()):
     return pytest.mark.parametrize('name', [pytest.param(n, marks=m) for n, m in marks.items()])
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @rows([*models.MODELS, *(p for p in models.PROGRAMS if p not in REFUSED)], ['gru'], GATE)
 def test_rtrl_is_back_propagation_through_time(name):
     case = models.case(name)

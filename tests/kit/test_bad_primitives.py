@@ -11,7 +11,7 @@ from .bad import BAD
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 
 
-@pytest.mark.tier(quick=0, one_in=8)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', BAD)
 def test_a_bad_primitive_is_flagged_by_the_law_it_breaks(name):
     bad = BAD[name]

@@ -48,7 +48,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', FACTORIES)
 def test_ops_of_factories_keep_every_law(name):
     make, cases = FACTORIES[name]
@@ -164,7 +164,7 @@ def forward(inputs, params):
     return inputs[0] @ inputs[1], backward
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     ('make', 'law'),
     [

@@ -195,7 +195,7 @@ def drawn(name):
     return leaky(op), by_hand and leaky(by_hand), leaky(plain), (params, h, xs)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(first('dense', 'derived', 'gain'), name=PAIRS, window=['steps', 3])
 def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
     cell, by_hand, plain, data = drawn(name)
@@ -205,7 +205,7 @@ def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
         assert_close(got, online(by_hand, *data, window=window))
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'name',
     [

@@ -40,7 +40,7 @@ def two():
     )
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('window', [None, 2])
 def test_the_gradient_of_a_result_beside_y_is_that_of_its_step(window):
     op = two()
@@ -84,14 +84,13 @@ ALONE = {
 }
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
     check_learns(leaky(lambda w, x: x + op(w)), W if name == 'of a matrix' else V, window)
 
 
-@pytest.mark.tier(one_in=2)
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_its_factors_are_those_of_the_same_function_before_element_wise(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
@@ -127,7 +126,6 @@ def test_a_result_without_an_input_may_be_broadcast_inside():
     np.testing.assert_allclose(grads, want, rtol=1e-10)
 
 
-@pytest.mark.tier(one_in=2)
 @in_turn(first((N,)), shape=[(N,), (BATCH, 1), (1, N), (BATCH, N)], window=[None, 2, 'steps'])
 def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window):
     op = kit.new_etp_primitive(

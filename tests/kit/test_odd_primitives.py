@@ -25,7 +25,7 @@ def complex_cell(product):
     return step
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'conjugated, imaginary',
     [(False, 1j), pytest.param(False, 0, marks=slow), pytest.param(True, 1j, marks=slow)],

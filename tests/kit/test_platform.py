@@ -97,7 +97,7 @@ def learn(op, window, state=jnp.tanh, **options):
     )[0]
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('window', ['steps', 1, 4])
 def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
     del calls[:]
@@ -207,7 +207,7 @@ def test_a_table_refuses_what_it_does_not_know(table, platform, fn, found):
     )
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_a_lowering_counts_from_when_it_is_given(run, registries_are_restored):
     op = make_linear_op('t_platform_late', lambda x, w: x @ w)

@@ -160,7 +160,6 @@ OPS = {
 }
 
 
-@pytest.mark.tier(one_in=4)
 @pytest.mark.usefixtures('registries_are_restored')
 @pytest.mark.drawn
 @pytest.mark.parametrize(

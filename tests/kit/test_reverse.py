@@ -127,7 +127,7 @@ USES = {
 }
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('use', USES)
 @pytest.mark.parametrize('form', ['backward', 'forward'])
 def test_the_gradients_are_those_of_the_implementation(form, use):
@@ -151,7 +151,7 @@ def test_only_what_is_required_is_asked_for(form, wanted):
     assert set(seen) == {tuple(i in wanted for i in range(3))}
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'rule',
     [braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.5)],

@@ -71,7 +71,7 @@ def test_a_bias_of_a_spec_takes_the_unit_of_the_product():
         op(X * u.mV, W * u.nS, BIAS)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'make',
     [

@@ -273,7 +273,7 @@ class Fragile(Net):
         return out
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'use',
     [

@@ -50,7 +50,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('loop', LOOPS)
 def test_a_loss_summed_over_a_loop_in_one_grad_is_the_sum_of_online_gradients(loop, rule):
     xs, ys = data()
@@ -97,7 +97,7 @@ def vectorised_by_map(rule):
     return learner, lanes
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('vectorised', [vectorised_by_new_states, vectorised_by_map])
 def test_a_vectorised_learner_equals_the_batched_one(rule, vectorised):
     xs, ys = data()

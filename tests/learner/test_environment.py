@@ -86,7 +86,7 @@ CALLS = {
 }
 
 
-@pytest.mark.tier(quick=2, one_in=1)
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', CALLS)
 def test_the_time_of_each_step_is_read_anew(timed, name):
     brainstate.nn.init_all_states(timed[0], batch_size=B)

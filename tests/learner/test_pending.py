@@ -45,7 +45,7 @@ def both(*args, tolerance=1e-12, **options):
     return got
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     ('weights', 'states'),
     [
@@ -105,7 +105,7 @@ def unbatched(p, h, x):
 RESETS = {1: [True, False, False], 3: [False, True, True]}
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('length', [2, LANES])
 def test_a_reset_of_a_lane_does_not_take_the_turns_of_a_loop_for_lanes(length):
     """Neither in pending steps nor in ES_D_RTRL's factors, whose rows start with the turns."""
@@ -168,7 +168,6 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
 
 
-@pytest.mark.tier(one_in=2)
 @in_turn(none, options=[{}, {'write_every': 3}], keep=[True, False])
 def test_a_mapped_learner_takes_sequences(options, keep, capfd):
     """Also with progress, of which nothing is shown inside a map."""

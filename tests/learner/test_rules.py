@@ -120,7 +120,7 @@ LEARN = (
 )
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('shell', LEARN)
 def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(shell):
     name, options, value = SHELLS[IDS.index(shell)]

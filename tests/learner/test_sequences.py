@@ -57,7 +57,7 @@ def as_pure(learner, **options):
         same_state(learner, state)
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @in_turn(first('lanes start anew'), call=CALLS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_call_and_the_next_are_those_of_the_pure_functions(call, rule):
     learner = compiled(rule)

@@ -47,7 +47,6 @@ def structure(graph, rename=lambda path: path):
     return groups, relations, {k: (r.kind, r.reason) for k, r in graph.routes.items()}
 
 
-@pytest.mark.tier(one_in=8)
 @pairwise(
     lambda form, name, rule: form == GROUP and name == NEURON,
     form=FORMS,
@@ -66,7 +65,7 @@ def in_steps(learner, call, case):
     return {k[0]: g for k, g in by_steps(call, case.xs, case.ys, learner.param_states).items()}
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @some_forms
 def test_single_calls_give_the_same_gradient_and_the_same_trace(form):
     case = models.case(NEURON)
@@ -80,7 +79,6 @@ def test_single_calls_give_the_same_gradient_and_the_same_trace(form):
     assert jnp.abs(want['weight']).max() > 0
 
 
-@pytest.mark.tier(one_in=2)
 @some_forms
 def test_lanes_are_reset_to_the_states_at_compile_time(form):
     case, flags = models.case(NEURON), np.zeros((models.T, 2), bool)

@@ -34,7 +34,7 @@ def train(learner, xs, ys, **options):
     )
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @in_turn(first(), call=CALLS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_call_and_the_next_are_those_of_the_pure_functions(call, rule):
     (xs, ys), learner, options = data(), compiled(rule), CALLS[call]

@@ -95,7 +95,7 @@ def check(net, recurrent, states):
 NEURONS = dict(IF=1, LIF=1, LIFRef=1, ALIF=2, ExpIF=1, AdExIF=2, Gif=4, GifRef=4)
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', NEURONS)
 def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
     recurrent = name in ('LIF', 'AdExIF')
@@ -161,7 +161,7 @@ def projections(bp):
     }
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'name, recurrent',
     [

@@ -28,7 +28,7 @@ PAIRS = [
 cases = pytest.mark.parametrize('row, batch_size', PAIRS)
 
 
-@pytest.mark.tier(quick=6, one_in=2)
+@pytest.mark.tier(quick=6)
 @cases
 def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
@@ -42,7 +42,7 @@ def test_steps_follow_the_formula(row, batch_size):
             assert_close(values(module, brainstate.HiddenState), states)
 
 
-@pytest.mark.tier(quick=4, one_in=2)
+@pytest.mark.tier(quick=4)
 @cases
 def test_online_gradients_are_those_of_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):

@@ -161,7 +161,7 @@ def in_pieces(xs, ys, every: int, flags, **options):
     return p, state
 
 
-@pytest.mark.tier(quick=0, one_in=3)
+@pytest.mark.tier(quick=0)
 @in_turn(
     none,
     options=[

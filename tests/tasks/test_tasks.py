@@ -53,7 +53,7 @@ def test_a_batch_has_its_shapes_and_the_trivial_learner_scores_the_floor(name):
     assert float(task.score(outputs, ys, mask)) == pytest.approx(task.floor, rel=near)
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'name', [name if name in QUICK else pytest.param(name, marks=slow) for name in TASKS]
 )

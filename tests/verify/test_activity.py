@@ -134,14 +134,14 @@ def of_rates(rates):
     return 'spikes', np.mean(rates == 0), np.mean(rates > 0.5)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(first(hard_state), cell=CELLS, drive=DRIVES)
 def test_a_neuron_is_judged_by_its_spikes(cell, drive):
     got = diagnosed(layer(cell, by_jvp), {'W': DRIVES[drive][None]}, states(CELLS[cell]))
     assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in shown(got).values())
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @in_turn(first('vjp'), spike=SPIKES, cell=[hard_state, soft_local, refractory])
 def test_a_spike_is_found_however_it_is_made(spike, cell):
     drive = np.concatenate([*DRIVES.values()])
@@ -187,7 +187,7 @@ def test_a_spike_may_be_the_only_state():
     assert (got.shown_by, got.silent, got.saturated) == ('spikes', 1 / 3, 1 / 3)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('cell', [nn.VanillaRNNCell, nn.GRUCell, nn.LSTMCell, nn.MinGRUCell])
 def test_a_cell_without_spikes_is_judged_by_its_states(cell):
     learner = braintrace.compile(cell(2, 3), 'D_RTRL', jnp.zeros((LANES, 2)), batch_size=LANES)
@@ -197,7 +197,7 @@ def test_a_cell_without_spikes_is_judged_by_its_states(cell):
     )
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'relu',
     [jax.nn.relu, jax.nn.leaky_relu, lambda a: jnp.where(a > 0, a, 0.0), jax.nn.hard_sigmoid],
@@ -231,7 +231,7 @@ class Spiking(brainstate.nn.Module):
         return self.r.value
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('gain', [0.0, 9.0])
 def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)

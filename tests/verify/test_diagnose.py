@@ -68,7 +68,7 @@ def check_numbers(row, want):
     assert_close(numbers, [of[row.path] for of in by_parameter], 1e-9, 1e-12)
 
 
-@pytest.mark.tier(quick=0, one_in=4)
+@pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('name', CASES)
 def test_the_numbers_are_those_of_the_oracle(name):
     case, got = models.case(name, steps=T), diagnosis_of(name)

@@ -43,7 +43,7 @@ SOME = [
 ]
 
 
-@pytest.mark.tier(quick=1, one_in=4)
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', SOME)
 def test_bptt_and_the_dense_recursion_are_the_gradient(name):
     case = models.case(name)
@@ -81,7 +81,7 @@ DEGRADED = ['vmap_cond']  # without a trace, see tests/gradients/test_control_fl
 OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
 
 
-@pytest.mark.tier(quick=2, one_in=4)
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', wide_first([*models.MODELS, *QUICK, *OTHERS]))
 def test_cut_bptt_is_what_d_rtrl_computes(name):
     case = models.case(name)
