@@ -6,7 +6,8 @@
 #   make test-lowest    the same on the oldest releases that pyproject.toml admits
 #   make test-nightly   everything: the gate and the tests marked nightly, the gate on the newer releases too, the oldest releases, and
 #                       numbers drawn afresh; it prints the SEED of these, and SEED=... repeats them
-#   make mutants        faults that tests have to see, put into a copy one by one, and as many drawn by SEED; survivors are listed
+#   make mutants        faults that tests have to see, put into a copy one by one; survivors are listed
+#   make cover          which slow tests the gate needs: 300 faults drawn by SEED, put into the package one by one (hours, by hand)
 #   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
 #   make reading        how much a reader of the core has to hold: lines, files, records, helpers with one caller, comments
 #   make lint           ruff, mypy, and the schemas of the workflows
@@ -47,7 +48,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants reading package bench rules results nir docs lint ruff mypy workflows clean
+.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants cover reading package bench rules results nir docs lint ruff mypy workflows clean
 .DELETE_ON_ERROR:
 
 help:
@@ -100,7 +101,12 @@ test-lowest: $(VENV_LOWEST)/.with-tests
 	$(call PYTEST,$(VENV_LOWEST)) -m "not slow"
 
 mutants: $(VENV)/.with-all
-	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.mutants --seed $(SEED)
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.mutants
+
+cover: $(VENV)/.with-all
+	$(VENV)/bin/python -m tests.cover lines
+	$(VENV)/bin/python -m tests.cover ask --seed $(SEED)
+	$(VENV)/bin/python -m tests.cover choose
 
 reading: $(VENV)/.with-all
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.reading

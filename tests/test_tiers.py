@@ -1,11 +1,16 @@
-"""What runs when: the choices of ``tests.tiers``, the marks and the summary of ``tests.costs``."""
+"""What runs when: the choices of ``tests.tiers`` and ``tests.cover``, the marks and the summary of
+``tests.costs``.
+"""
 
+import ast
 import itertools
-import types
+import json
+import subprocess
+import sys
 
 import pytest
 
-from tests import costs, mutants, tiers
+from tests import costs, cover, faults, mutants, tiers
 
 SIZES = [(5, 2, 2), (3, 4, 3), (2, 2), (1, 6), (2, 2, 2, 2)]
 
@@ -39,80 +44,104 @@ def test_by_turns_each_value_is_in_the_gate(sizes):
 class Item:
     """As much of a test as marking reads."""
 
-    def __init__(self, nodeid, *names, tier=None, **params):
+    def __init__(self, nodeid, *names, quick=None):
         self.nodeid, self.names = nodeid, list(names)
-        self.callspec = types.SimpleNamespace(params=params)
-        self.tier = tier and pytest.mark.tier(**tier).mark
+        self.tier = quick if quick is None else pytest.mark.tier(quick=quick).mark
         self.add_marker = self.names.append
 
     def get_closest_marker(self, name):
         return self.tier if name == 'tier' else name if name in self.names else None
 
 
-def marked(args, *items):
-    tiers.assign(types.SimpleNamespace(args=args, getini=lambda name: ['tests']), items)
-    return [item.names for item in items]
+def test_the_first_rows_are_quick_and_a_table_says_which_others_are_in_the_gate():
+    known = [Item(f'a.py::f[{k}]', *['slow'] * (k == 1), quick=2) for k in range(5)]
+    new, late = Item('a.py::new', 'slow'), Item('a.py::late', 'nightly')
+    tiers.assign([*known, new, late], {'a.py::f': ['3'], 'a.py::gone': []})
+    found = [item.names for item in known]
+    assert found == [[], ['slow', 'nightly'], [], ['slow'], ['slow', 'nightly']]
+    assert new.names == ['slow'] and late.names == ['nightly']
 
 
-def test_of_the_rows_behind_them_some_stay_in_the_gate_and_the_others_run_at_night():
-    tier = {'quick': 2, 'one_in': 2}
-    items = [Item(f'a.py::f[{k}]', *['slow'] * (k % 2), tier=tier) for k in range(7)]
-    found = marked(['tests'], *items)
-    assert found[0] == found[2] == [] and all('slow' in names for k, names in enumerate(found[3:]))
-    assert sum('nightly' in names for names in found) == 2
+CODE = """
+def f(a: int = 1, *, b: str = 'b') -> int:
+    if a < 2 and not b:
+        raise ValueError(f'{a + 1}')
+    g(a)
+    return [x * 2 for x in a if x] or (a if b else -a)
+"""
 
 
-def rows(tier, *tables):
-    """A test of the product of these tables."""
-    product = list(itertools.product(*tables))
-    return [
-        Item(f'a.py::f[{at}]', tier=tier, **dict(zip('xyz', at, strict=False))) for at in product
-    ]
+def test_a_fault_changes_what_runs_and_no_message():
+    found = []
+    for old, new, where, at in faults.changes(ast.parse(CODE)):
+        found.append((ast.unparse(old), ast.unparse(new)))
+        assert where[at] is old if at >= 0 else getattr(where[0], where[1]) is old
+    shown = {(old.partition('\n')[0], new.partition('\n')[0]) for old, new in found}
+    assert shown == {
+        ('1', '2'),
+        ('if a < 2 and (not b):', 'if not (a < 2 and (not b)):'),
+        ('a < 2 and (not b)', 'a < 2 or not b'),
+        ('a < 2', 'a <= 2'),
+        ('2', '3'),
+        ('not b', 'b'),
+        ('g(a)', 'pass'),
+        (
+            '[x * 2 for x in a if x] or (a if b else -a)',
+            '[x * 2 for x in a if x] and (a if b else -a)',
+        ),
+        ('x * 2', 'x / 2'),
+        (' for x in a if x', ' for x in a if not x'),
+        ('a if b else -a', '-a if b else a'),
+        ('-a', 'a'),
+    }
 
 
-def gate_of(found):
-    return [item for item in found if 'nightly' not in item.names]
+def test_a_fault_is_in_the_package_that_is_imported():
+    fault = next(f for f in faults.faults_of('braintrace/_tables.py') if f.text == '32 -> 33')
+    put_in = f'from tests import faults; faults.put_in(faults.Fault(*{tuple(fault)}))'
+    code = f'{put_in}; import braintrace._tables; print(braintrace._tables.SHORT)'
+    run = [sys.executable, '-c', code]
+    told = subprocess.run(run, cwd=faults.ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout == '33\n'
 
 
-@pytest.mark.parametrize('turn', [2, 4, 8])
-@pytest.mark.parametrize('sizes', SIZES, ids=str)
-def test_each_value_of_a_short_table_stays_in_the_gate_with_its_test(monkeypatch, sizes, turn):
-    found = rows({'quick': 1, 'one_in': turn}, *map(range, sizes))
-    monkeypatch.setattr(tiers, 'SHORT', max(sizes))
-    marked(['a.py'], *found)
-    gate = gate_of(found)
-    assert set().union(*map(tiers.values, gate)) == set().union(*map(tiers.values, found))
-    assert len(gate) <= max(*sizes, 1 + -(-(len(found) - 1) // turn)) + 1
+def test_faults_are_drawn_one_a_line_of_those_that_run():
+    lines = {'braintrace/_tables.py': {line for line in range(1, 60)}}
+    found = faults.drawn(3, 5, lines)
+    assert found == faults.drawn(3, 5, lines) != faults.drawn(4, 5, lines)
+    assert len({fault.line for fault in found}) == 5 and all(f.line < 60 for f in found)
 
 
-def test_values_that_cannot_be_hashed_and_equal_ones_of_other_types_are_told_apart():
-    given = [1, True, 1.0, [1], {'a': 1}, {'a': 2}, None]
-    assert len(set().union(*(tiers.values(Item('a.py::f', x=x)) for x in given))) == len(given)
-    assert tiers.values(Item('a.py::f', x=[1])) == tiers.values(Item('a.py::g', x=[1]))
-
-
-def test_a_long_table_is_in_the_gate_of_a_whole_run_once_by_some_test():
-    tier = {'quick': 0, 'one_in': 4}
-    both = [
-        Item(f'{name}[{k}]', tier=tier, x=k)
-        for name in ('a.py::f', 'b.py::g')
-        for k in range(tiers.SHORT + 1)
-    ]
-    marked(['tests'], *both)
-    gate = gate_of(both)
-    assert {item.callspec.params['x'] for item in gate} == set(range(tiers.SHORT + 1))
-    assert len(gate) < len(both)
-
-
-def test_a_value_that_a_file_leaves_to_the_night_is_refused_in_a_whole_run(monkeypatch):
-    day, night = Item('a.py::f[1-u]', x=1, y='u'), Item('a.py::f[2-u]', 'nightly', x=2, y='u')
-    with pytest.raises(pytest.UsageError, match=r'night alone; .*tiers.py: a.py::f\[2-u\] \(x\)$'):
-        marked(['tests'], day, night)
-    with pytest.raises(pytest.UsageError, match='night alone'):  # another test's value is its own
-        marked(['tests'], day, night, Item('b.py::g[2]', x=2))
-    assert 'nightly' not in marked(['a.py'], day, night)[0]
-    monkeypatch.setattr(tiers, 'AT_NIGHT', {'a.py': 'a reason'})
-    assert 'nightly' not in marked(['tests'], day, night)[0]
+def test_the_gate_has_the_cheapest_tests_that_see_what_quick_ones_do_not(tmp_path, monkeypatch):
+    tests = ['a.py::q', 'a.py::dear', 'a.py::f[1]', 'a.py::f[2]', 'b.py::g', 'b.py::law']
+    data = {
+        'lines': {
+            'tests': tests,
+            'quick': ['a.py::q'],
+            'lines': {'m.py': {'1': [0, 1], '2': [1, 2]}},
+        },
+        'costs': dict(zip(tests, (1.0, 9.0, 1.0, 1.0, 1.0, 1.0))),
+        'shown': {
+            'tests': [{'test': 'b.py::law', 'op': 'o', 'rule': None, 'law': 'L1', 'status': 'pass'}]
+        },
+        'faults': {
+            'seen': {'seen': ['a.py::f[2]', 'b.py::g']},
+            'equal': {'seen': [], 'equal': 'why'},
+        },
+    }
+    for name, constant in (
+        ('lines', 'LINES'),
+        ('costs', 'COSTS'),
+        ('shown', 'SHOWN'),
+        ('faults', 'TABLE'),
+    ):
+        monkeypatch.setattr(cover, constant, tmp_path / f'{name}.json')
+        cover.write(tmp_path / f'{name}.json', data[name])
+    monkeypatch.setattr(cover, 'GATE', tmp_path / 'gate.json')
+    monkeypatch.setattr(cover, 'EACH_LINE', 1)
+    cover.choose()
+    gate = json.loads((tmp_path / 'gate.json').read_text())
+    assert gate == {'a.py::dear': [], 'a.py::f': ['1', '2'], 'b.py::g': [], 'b.py::law': ['']}
 
 
 def test_the_summary_names_the_dearest_files():
