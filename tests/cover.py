@@ -17,6 +17,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -47,10 +48,12 @@ PRELOADED = [
     'pytest',
 ]
 PROCESSES = 2
-ENOUGH = 2  # tests that fail, each of another function, after which no more are asked
-FILES = 12  # at most so many files of tests are imported for a fault
+ENOUGH = (
+    1,
+    3,
+)  # functions of the gate, and of the others, of which no more are asked when they failed
+FILES = 8  # at most so many files of tests are imported for a fault
 SECONDS = 30.0  # of CPU, that the tests of the gate may cost for a fault, and then the others
-PATIENCE = 20  # times that, of wall time, after which a fault made a loop endless
 EACH_LINE = 2  # functions of tests that run it, of those that there are
 
 
@@ -146,9 +149,13 @@ class Asked:
     """
 
     def __init__(self, tests: list[str], seconds: float, enough: int, out: Path):
-        files = {file_of(test): None for test in tests}
-        place = {file: k for k, file in enumerate(files)}  # tests of a file share its fixtures
-        self.order = {test: (place[file_of(test)], k) for k, test in enumerate(tests)}
+        # one row of each function in front; tests of a file share its fixtures
+        file, turn = itertools.count(), Counter()
+        files = {name: next(file) for name in dict.fromkeys(map(file_of, tests))}
+        self.order = {}
+        for k, test in enumerate(tests):
+            self.order[test] = turn[function(test)], files[file_of(test)], k
+            turn[function(test)] += 1
         self.seconds, self.enough, self.out = seconds, enough, out
         self.failed: set[str] = set()
 
@@ -186,6 +193,8 @@ class Asked:
 def run_with(fault: faults.Fault | None, tests, seconds: float, enough: int, out: Path) -> None:
     """In a process of its own: the package with the fault, and the tests."""
     os.chdir(ROOT)
+    limit = int(seconds + SECONDS)  # a fault may make a loop endless
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     if fault:
         faults.put_in(fault)
     options = ['-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors']
@@ -198,7 +207,7 @@ def run_with(fault: faults.Fault | None, tests, seconds: float, enough: int, out
     os._exit(3 if done in broken else 0)
 
 
-def ask(fault: faults.Fault | None, tests: list[str], seconds=2 * SECONDS, enough=ENOUGH):
+def ask(fault: faults.Fault | None, tests: list[str], enough: int, seconds=2 * SECONDS):
     """``(number of tests asked, tests that failed)``; a test in which the time ran out failed, and
     all do where the package cannot even be imported.
     """
@@ -206,16 +215,12 @@ def ask(fault: faults.Fault | None, tests: list[str], seconds=2 * SECONDS, enoug
     out.unlink(missing_ok=True)
     child = CONTEXT.Process(target=run_with, args=(fault, tests, seconds, enough, out))
     child.start()
-    child.join(PATIENCE * seconds)
-    hung = child.is_alive()
-    if hung:
-        child.kill()
-        child.join()
+    child.join()
     told = out.read_text(encoding='utf-8').splitlines() if out.exists() else []
     out.unlink(missing_ok=True)
     asked = [line.removeprefix('asks ') for line in told if line.startswith('asks ')]
     failed = [line.removeprefix('fails ') for line in told if line.startswith('fails ')]
-    if hung or child.exitcode < 0:
+    if child.exitcode < 0:
         failed += asked[-1:]
     elif child.exitcode and not failed:
         failed = tests[:enough]
@@ -236,9 +241,9 @@ def within(suite: Suite, tests: list[str]) -> list[str]:
 def seen_by(suite: Suite, fault: faults.Fault, gate: set[str]) -> dict:
     """Tests of the gate are asked first, and others where none of these sees it."""
     near, found = suite.near(fault), {'asked': 0, 'seen': []}
-    for mine in (gate, set(suite.names) - gate):
+    for mine, enough in zip((gate, set(suite.names) - gate), ENOUGH):
         if tests := within(suite, [test for test in near if test in mine]):
-            asked, found['seen'] = ask(fault, tests)
+            asked, found['seen'] = ask(fault, tests, enough)
             found['asked'] += asked
         if found['seen']:
             break
@@ -251,7 +256,7 @@ def ask_all(suite: Suite, gate: set[str], seed: int, number: int, file: Path) ->
 
     def one(fault):
         known = table.get(fault.name)
-        if known is None or not (known['seen'] or known.get('equal')):
+        if known is None:
             table[fault.name] = seen_by(suite, fault, gate)
             write(file, table)
         print(len(table[fault.name]['seen']), fault.name, flush=True)
@@ -259,7 +264,7 @@ def ask_all(suite: Suite, gate: set[str], seed: int, number: int, file: Path) ->
     with ThreadPoolExecutor(PROCESSES) as pool:
         list(pool.map(one, faults.drawn(seed, number, places)))
     fail_anyway = set(
-        ask(None, sorted({t for row in table.values() for t in row['seen']}), 1e4, 99)[1]
+        ask(None, sorted({t for row in table.values() for t in row['seen']}), 99, 1e4)[1]
     )
     for found in table.values():
         found['seen'] = [test for test in found['seen'] if test not in fail_anyway]
