@@ -8,7 +8,7 @@ from hypothesis import given
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import StructureError
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, assert_drawn_close
 from tests.gradients.test_random_programs import check_or_name_the_smallest, examples
 from tests.models import random_batches
@@ -133,6 +133,27 @@ def test_the_report_of_another_batch_size_counts_a_bias_of_the_batch_behind_slot
         return learner
 
     assert learner_of(B).report(B + 2).memory == learner_of(B + 2).report.memory
+
+
+def reported(rule, batch, of=lambda y: y):
+    """The report of a step whose batch is as long as the weight."""
+    learner = functional.online(lambda p, h, x: (h, 0.5 * h + of(braintrace.matmul(x, p))), rule)
+    learner.init(jnp.ones((2, N)), jnp.zeros((batch, N)), jnp.ones((batch, 2)))
+    return learner.report
+
+
+def test_a_trace_like_the_weight_is_of_all_samples_however_many_these_are():
+    rule = rules.uoro('batch')
+    assert reported(rule, 2).at(7).memory == reported(rule, 7).memory
+
+
+@pytest.mark.slow
+def test_where_samples_reach_each_other_no_other_batch_size_is_told():
+    of_first = lambda y: jnp.broadcast_to(y[:1], y.shape)
+    found = reported(rules.d_rtrl(), 2, of_first)
+    with pytest.raises(OptionError, match='is not known at batch size 5.*Compile it at that size'):
+        found.at(5)
+    assert found.memory_of_lane == 0
 
 
 @pytest.mark.drawn
