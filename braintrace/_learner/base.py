@@ -130,9 +130,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         Of what the model reads from ``brainstate.environ``, ``t``, ``i`` and arrays are inputs of
         the step, which each call reads anew. All else (``dt``, ``fit``, ``precision``) is taken as
         it is now, until compiled again, and a call at another value is refused. Reads by ``get``
-        and what calls it are seen, however they are imported; ``all`` reads every value. What a
-        ``context(...)`` binds by ``as`` is not seen: it stays as it is now. So does what Python holds
-        beside (a global, an attribute of a module that is no state), as under ``jax.jit``.
+        and what calls it are seen, however they are imported; ``all`` reads every value. What
+        ``context(...)`` binds by ``as``, and what Python holds beside (a global, an attribute of a
+        module that is no state), is not seen: it stays as it is now, as under ``jax.jit``.
         """
         if not inputs:
             check_needs_no_inputs(self.model.update, 0, 'compile(model, rule, x)')

@@ -283,6 +283,7 @@ class Gained(brainstate.nn.Module):
             return self.cell(x) * self.read()
 
 
+@pytest.mark.tier(quick=1, one_in=1)
 @pytest.mark.parametrize('name', READS)
 def test_a_read_is_seen_however_it_is_spelt(name):
     def called(gain):
@@ -322,6 +323,7 @@ class Clocked(brainstate.nn.Module):
         return self.cell(x) * u.maybe_decimal(scale)
 
 
+@pytest.mark.slow
 def test_a_diagnosis_takes_the_environment_as_inputs():
     loss, ys = lambda o, y: ((o - y) ** 2).sum(), XS[..., :1] * np.ones(N)
     brainstate.random.seed(0)
