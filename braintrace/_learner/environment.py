@@ -53,7 +53,8 @@ def reads() -> Iterator[dict[str, Any]]:
     """The keys that this thread reads inside the block, with their values (``ABSENT``: it is not
     set): those of the environment around it, not what the block sets itself.
     """
-    state = brainstate.environ._ENV_STATE  # local to a thread
+    state = brainstate.environ._ENV_STATE
+    own = getattr(state, '_local', state)  # local to a thread; the state itself in brainstate 0.5
     contexts, around, found = state.contexts, brainstate.environ.all(), {}
 
     def note(key):
@@ -64,11 +65,11 @@ def reads() -> Iterator[dict[str, Any]]:
         if isinstance(contexts, _Watched):
             contexts.note(key)
 
-    state.contexts = _Watched(contexts, note)
+    own.contexts = _Watched(contexts, note)
     try:
         yield found
     finally:
-        state.contexts = contexts
+        own.contexts = contexts
 
 
 def token(value) -> tuple:

@@ -388,8 +388,8 @@ class ModelStates:
 
     def taken(self, xs) -> tuple:
         """The inputs that ``xs`` holds: a tuple has several, unless the example is it as one."""
-        one = type(xs) is not tuple or jax.tree.structure((xs,)) == jax.tree.structure(self.example)
-        return (xs,) if one else xs
+        example: Any = jax.tree.structure(self.example)
+        return xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
 
     def cell(self) -> Callable:
         """The model's update as ``(params, carry, *inputs) -> (outputs, carry)``; its states are

@@ -105,7 +105,7 @@ def diagnose(
     online, params, carry = _pure(learner, params, carry)
     params, carry, xs, ys = checked(online.cell, params, carry, online.taken(xs), ys, loss_fn)
     xs, ys, count = _window(xs, ys, steps)
-    if online is not learner:
+    if isinstance(learner, ModelLearner):
         xs = learner.with_environment(xs, count)
     first = jax.tree.map(lambda a: a[0], xs)
     if online is not learner:
