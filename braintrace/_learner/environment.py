@@ -146,7 +146,8 @@ def _fitted(key: str, value, like):
         now = _as_input(value, like)
     except TypeError:  # JAX holds no such value
         now = None
-    if jax.tree.structure(now) != jax.tree.structure(like):
+    wanted: Any = jax.tree.structure(like)
+    if jax.tree.structure(now) != wanted:
         raise StructureError(
             f'the step was compiled for {key} = {_shown(like)} of brainstate.environ, which has '
             f'{key} = {_shown(value)} now. Give an array like that one, or compile again '
