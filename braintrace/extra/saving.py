@@ -156,7 +156,8 @@ def restore(
     def describe(x) -> str:
         if not hasattr(x, 'dtype') and isinstance(x, bool | int | float | complex):
             x = jnp.asarray(x)
-        return describe_aval(x) if hasattr(x, 'shape') else type(x).__name__
+        unit = f' {u.get_unit(x)}' if _is_quantity(x) else ''
+        return describe_aval(x) + unit if hasattr(x, 'shape') else type(x).__name__
 
     old = {path: state.value for path, state in states.items()}
     leaves, treedef = named_leaves(old, _entry)
@@ -165,7 +166,7 @@ def restore(
     for name in tree:
         with refused(f'the entry {name!r} of the tree can not be read'):
             entry = entries[name] = tree[name]
-            if name in (RULE, FINGERPRINT):
+            if name in (RULE, FINGERPRINT) and not _is_quantity(entry):
                 there[name] = bytes(np.asarray(entry, np.uint8)).decode(errors='replace')
             else:
                 there[str(name)] = describe(entry)
