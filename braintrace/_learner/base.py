@@ -356,7 +356,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
-        The arrays are copied, so one tree serves many times. Raises
+        The arrays are copied, so one tree serves many times, and go where :meth:`place` put those
+        of this learner. Raises
         :class:`braintrace.errors.StructureError`, and changes nothing, where a name, a shape, a
         dtype, the rule or the model's step differs.
 
