@@ -140,12 +140,16 @@ def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
 
 def batch_size(graph: ETraceGraph) -> int | None:
     """The batch size, if the trace grows by as much for each sample: not where the samples of an op
-    reach states of others, or each sample has an op of its own.
+    reach states of others, or each sample has an op of its own, nor where a rule that follows every
+    path meets a batch that is not axis 0.
     """
     if graph.lanes is None or graph.lanes < 2:
         return graph.lanes
+    compiled = graph.seen[1] if graph.seen else graph
+    if graph.scope is not None and any(compiled.batch_axes.values()):
+        return None
     single = set()
-    for pair in pairs(graph):
+    for pair in pairs(compiled):
         if pair.lane is None:
             continue
         if pair.lane.size == 1:
