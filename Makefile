@@ -117,7 +117,7 @@ bench: $(VENV)/.with-all $(VENV_PUBLIC)/.with-public
 		echo "make bench: no Python >= 3.12 runs here, so 0.2.8 is left out; give PYTHON_LATEST=/path/to/python"; \
 		$(BENCH); \
 	fi
-	$(VENV)/bin/python benchmarks/report.py
+	$(VENV)/bin/python benchmarks/performance_page.py
 
 .PHONY: run-bench-latest
 run-bench-latest: $(VENV_LATEST)/.with-tests $(VENV_PUBLIC_LATEST)/.with-public

@@ -5,19 +5,28 @@ python benchmarks/results_page.py [records.json]
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 from statistics import mean
 
 import acting
-from causes import PATH as CAUSES
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from pages import DOCS, PICTURES, README, figure, filled, folded, look
-from results import CLIP, PATH, WAYS, Effort, Setting, settings
-from rules_page import size
-from tables import table
+from printer import (
+    DOCS,
+    PICTURES,
+    README,
+    Records,
+    figure,
+    filled,
+    folded,
+    in_bytes,
+    listed,
+    look,
+    table,
+)
+from results import CLIP, PATH, SEEDS, WAYS, Setting, settings
+from runner import kept
 
 SECTION = re.compile(r'(## What it learns\n\n[^|]*)\|.*?(?=\n\n)', re.DOTALL)
 SAME_STEP = tuple(way.name for way in WAYS if way.name.startswith('same step'))
@@ -41,13 +50,13 @@ TOLD = {  # tasks in words
 }
 
 
-class Found:
+class Found(Records):
     """The records, by setting and row."""
 
     def __init__(self, found: dict):
-        self.versions = found.get('versions', {})
-        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
         self.settings = settings()
+        wanted = [(s.task.name, s.net, way.name) for s in self.settings for way in s.rows()]
+        super().__init__(found, 'make results', wanted)
 
     def of(self, setting: Setting) -> dict[str, dict]:
         """The rows of a setting that are there, by name."""
@@ -86,21 +95,21 @@ def budget(found: Found, setting: Setting) -> str:
 
 def of_setting(found: Found, setting: Setting) -> str:
     """The table of one task on one net."""
-    task, rows = setting.task, []
-    learnt = found.learnt(setting)
-    beside = learnt.get('BPTT')
-    for name, row in learnt.items():
-        scores = sorted(row['scores'])
-        span = f'{task.shown(scores[0])} to {task.shown(scores[-1])}'
-        time = row['seconds'] / beside['seconds'] if beside else None
-        costs = [f'{row["seconds"]:.0f}', time, f'{row["compile_seconds"]:.0f}']
-        reached = 'yes' if good(setting, row) else 'no'
-        shown = task.shown(mean(scores))
-        rows.append([name, shown, span, reached, *costs, size(row['memory'])])
-    head = ['row', 'mean', 'seeds', 'aim reached', 'seconds', 'seconds / BPTT']
-    text = table([*head, 'to compile', 'memory'], rows)
+    task, learnt = setting.task, found.learnt(setting)
+    bptt = learnt.get('BPTT', {}).get('seconds')
+    columns = {
+        'row': lambda row: row['row'],
+        'mean': lambda row: task.shown(mean(row['scores'])),
+        'seeds': lambda row: ' to '.join(task.shown(f(row['scores'])) for f in (min, max)),
+        'aim reached': lambda row: 'yes' if good(setting, row) else 'no',
+        'seconds': lambda row: f'{row["seconds"]:.0f}',
+        'seconds / BPTT': lambda row: row['seconds'] / bptt if bptt else None,
+        'to compile': lambda row: f'{row["compile_seconds"]:.0f}',
+        'memory': lambda row: in_bytes(row['memory']),
+    }
     refused = [(n, r['refused']) for n, r in found.of(setting).items() if 'refused' in r]
-    return '\n\n'.join([text, *(f'{name} is refused: {why}' for name, why in refused)])
+    told = [f'{name} is refused: {why}' for name, why in refused]
+    return '\n\n'.join([listed(learnt.values(), columns), *told])
 
 
 def tables(found: Found) -> str:
@@ -171,39 +180,18 @@ def baseline(found: Found) -> str:
     return f'{mean(rows["D_RTRL"]["scores"]) / mean(rows["same step"]["scores"]):.1f}'
 
 
-def state(found: Found) -> str:
-    """What there is, and what is not there yet."""
-    had = ', '.join(f'{name} {value}' for name, value in found.versions.items())
-    count = sum(len(found.of(s)) for s in found.settings)
-    wanted = sum(len(s.rows()) for s in found.settings)
-    text = f'{count} rows of `make results` ({had}).'
-    return text if count == wanted else f'{text} {wanted - count} are not measured yet.'
-
-
-def load(found: Found) -> str:
-    """How busy the machine was."""
-    loads = sorted(row['load'] for row in found.rows.values())
-    return f'{loads[len(loads) // 2]:.1f}' if loads else 'not known'
-
-
-def causes() -> dict[str, str]:
-    """The tables of ``causes.py``, by question."""
-    kept = json.loads(CAUSES.read_text(encoding='utf-8'))
-    return {f'why {name}': table(head, rows) for name, (head, *rows) in kept.items()}
-
-
 def agents() -> list[dict]:
     """The records of ``acting.py``."""
-    return json.loads(acting.PATH.read_text(encoding='utf-8'))['records']
+    return kept(acting.PATH)['records']
 
 
 def page(records: dict) -> str:
     """The page, from its template."""
-    found, effort = Found(records), Effort()
-    parts = first, baseline, summary, ways, tables, state, load
-    values = {f.__name__: f(found) for f in parts} | causes()
+    found = Found(records)
+    parts = first, baseline, summary, ways, tables, Records.state, Records.load
+    values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
-    return filled('results.in.md', values | {'seeds': f'{len(effort.seeds)}', 'clip': f'{CLIP:g}'})
+    return filled('results.in.md', values | {'clip': f'{CLIP:g}'})
 
 
 def readme(text: str, records: dict) -> str:
@@ -271,8 +259,7 @@ def draw_first(found: Found, path: Path) -> None:
 
 
 def main():
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
-    records = json.loads(path.read_text(encoding='utf-8'))
+    records = kept(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
     found = Found(records)
     top, rest = (
         [s for s in found.settings if (s.task.name in FIRST) == on] for on in (True, False)
