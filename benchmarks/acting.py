@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from printer import figure, folded, look, table
+from printer import figure, folded, listed, look, table
 from runner import HERE, RESULTS, load, measure, options
 
 from braintrace.tasks import environments
@@ -103,25 +103,29 @@ def learnt(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
 
 def tables(records: list[dict]) -> str:
     """A table for each setting: the end of training, and the return after three tenths."""
-    found = {(r['task'], r['row']): r for r in records}
-    parts = []
+    found, parts = {(r['task'], r['row']): r for r in records}, []
+
+    def early(row: dict) -> float:
+        curve = np.array(row['curve'])
+        return np.nanmean(curve[:, : round(0.3 * curve.shape[1])][:, -5:])
+
+    def worse(row: dict) -> str:
+        return f'{min(row["of_rates"].values()):.2f}' if len(row['of_rates']) > 1 else '-'
+
+    columns = {
+        'agent': lambda row: row['row'],
+        'return at the end': lambda row: f'{np.mean(row["scores"]):.2f}',
+        'seeds': lambda row: ', '.join(f'{end:.2f}' for end in row['scores']),
+        'after 30 % of the steps': lambda row: f'{early(row):.2f}',
+        'rate': lambda row: f'{row["rate"]:g}',
+        'with the other rate': worse,
+        'seconds': lambda row: f'{row["seconds"]:.0f}',
+    }
     for s in settings():
-        rows = []
-        for way in s.ways:
-            row = found[s.name, way.name]
-            early = np.nanmean(
-                np.array(row['curve'])[:, : round(0.3 * len(row['curve'][0]))][:, -5:]
-            )
-            seeds = ', '.join(f'{end:.2f}' for end in row['scores'])
-            ends, other = f'{np.mean(row["scores"]):.2f}', len(row['of_rates']) > 1
-            worse = f'{min(row["of_rates"].values()):.2f}' if other else '-'
-            costs = f'{early:.2f}', f'{row["rate"]:g}', worse, f'{row["seconds"]:.0f}'
-            rows.append([way.name, ends, seeds, *costs])
         aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
         budget = f'Learning rates {" and ".join(f"{r:g}" for r in s.rates)}.{aim}'
-        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'rate']
-        head += ['with the other rate', 'seconds']
-        parts.append(folded(s.name, budget, table(head, rows)))
+        rows = [found[s.name, way.name] for way in s.ways]
+        parts.append(folded(s.name, budget, listed(rows, columns)))
     return '\n\n'.join(parts)
 
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from cells import OUTPUTS, Spec, cell, data, initial, loss_of, loss_over
 from columns import named
+from runner import seconds
 from worker import learner_of, made, sequence_grad
 
 import braintrace
@@ -33,9 +34,9 @@ def first(column, kind, *numbers):
     """Seconds from the model to its first gradient, called as its column says."""
     column = named(column)
     jax.block_until_ready(jnp.ones(3) + 1)
-    start = time.perf_counter()
-    made(column.task, column.call, (kind, *map(int, numbers)), **column.arguments)()
-    return {'seconds': time.perf_counter() - start}
+    spec = kind, *map(int, numbers)
+    call = lambda: made(column.task, column.call, spec, **column.arguments)()
+    return {'seconds': seconds(call)}
 
 
 STACKS = {
@@ -110,10 +111,8 @@ def memory(rule, steps):
             return loss_of(learner(x), y)
 
         run = lambda: learner.etrace_grad(every, step_fn=step_fn)
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    seconds = time.perf_counter() - start
-    return {'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'seconds': seconds}
+    took = seconds(run)
+    return {'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'seconds': took}
 
 
 def precision(kind, *numbers):
@@ -175,12 +174,7 @@ def calls():
     pure = jax.jit(online.sequence_grad(loss_of))
 
     def least(call) -> float:
-        times = []
-        for _ in range(300):
-            start = time.process_time()
-            jax.block_until_ready(call())
-            times.append(time.process_time() - start)
-        return 1e6 * min(times)
+        return 1e6 * min(seconds(call, time.process_time) for _ in range(300))
 
     found = {
         'learner(x)': least(lambda: learner(x)),

@@ -70,6 +70,17 @@ class Found(Records):
     def learnt(self, setting: Setting) -> dict[str, dict]:
         return {name: row for name, row in self.of(setting).items() if 'scores' in row}
 
+    def compared(self, setting: Setting) -> dict[str, dict]:
+        """The better row of the same step, and those of D_RTRL and BPTT."""
+        learnt, sign = self.learnt(setting), 1 if setting.task.metric == 'accuracy' else -1
+        cheap = [learnt[name] for name in SAME_STEP if name in learnt]
+        best = {'same step': max(cheap, key=lambda r: sign * mean(r['scores']))} if cheap else {}
+        return best | {name: learnt[name] for name in COMPARED if name in learnt}
+
+    def there(self) -> list[Setting]:
+        """The settings of which something is measured."""
+        return [setting for setting in self.settings if self.learnt(setting)]
+
 
 def good(setting: Setting, row: dict) -> bool:
     """Whether the mean of the seeds is as good as the aim."""
@@ -120,53 +131,51 @@ def tables(found: Found) -> str:
     )
 
 
-def best_of_same_step(setting: Setting, learnt: dict) -> str:
-    """The name of the better row of the same step; '' where none is there."""
-    sign = 1 if setting.task.metric == 'accuracy' else -1
-    cheap = [n for n in SAME_STEP if n in learnt]
-    return max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
+def columns(found: Found) -> dict:
+    """What the tables say of a setting."""
+
+    def score(name: str):
+        def column(s: Setting) -> str:
+            row = found.compared(s).get(name)
+            return s.task.shown(mean(row['scores'])) if row else '-'
+
+        return column
+
+    return {
+        'task': told,
+        'network': lambda s: s.net.split(',')[0],
+        'floor': lambda s: s.task.shown(found.floor(s)),
+        'aim': lambda s: s.task.shown(s.aim),
+        **{name: score(name) for name in ('same step', *COMPARED)},
+        'aim reached by': lambda s: ', '.join(reached(found, s)) or 'none',
+    }
 
 
-def compared(found: Found) -> list[tuple[Setting, dict]]:
-    """The settings that are there, with the rows of the summary: the best same step first."""
-    rows = []
-    for s in found.settings:
-        if learnt := found.learnt(s):
-            both = {n: learnt[n] for n in COMPARED if n in learnt}
-            best = best_of_same_step(s, learnt)
-            rows.append((s, ({'same step': learnt[best]} if best else {}) | both))
-    return rows
+def reached(found: Found, setting: Setting) -> list[str]:
+    """The rows that are compared, of which the mean is as good as the aim."""
+    return [name for name, row in found.compared(setting).items() if good(setting, row)]
 
 
 def summary(found: Found) -> str:
     """A row for each setting: what the same step reaches, what D_RTRL and BPTT reach."""
-    rows = []
-    for s, learnt in compared(found):
-        floor, aim = s.task.shown(found.floor(s)), s.task.shown(s.aim)
-        names = 'same step', *COMPARED
-        cells = [s.task.shown(mean(learnt[n]['scores'])) if n in learnt else '-' for n in names]
-        reach = ', '.join(n for n, row in learnt.items() if good(s, row)) or 'none'
-        rows.append([told(s), s.net.split(',')[0], floor, aim, *cells, reach])
-    head = ['task', 'network', 'floor', 'aim', 'same step', *COMPARED]
-    return table([*head, 'aim reached by'], rows)
+    return listed(found.there(), columns(found))
 
 
 def ways(found: Found) -> str:
     """The means of all rows of all settings."""
     rows = []
-    for s in found.settings:
-        if learnt := found.learnt(s):
-            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-            rows.append([told(s), *(shown.get(way.name, '-') for way in WAYS)])
+    for s in found.there():
+        shown = {n: s.task.shown(mean(r['scores'])) for n, r in found.learnt(s).items()}
+        rows.append([told(s), *(shown.get(way.name, '-') for way in WAYS)])
     return folded('Every rule on every task', table(['task', *(way.name for way in WAYS)], rows))
 
 
 def first(found: Found) -> str:
     """The result in one sentence."""
-    there = [(s, {n for n, row in rows.items() if good(s, row)}) for s, rows in compared(found)]
-    hard = [reached for _, reached in there if 'same step' not in reached]
+    each = [reached(found, s) for s in found.there()]
+    hard = [names for names in each if 'same step' not in names]
     return (
-        f'On {len(hard)} of {len(there)} tasks the gradient of the current step alone misses the '
+        f'On {len(hard)} of {len(each)} tasks the gradient of the current step alone misses the '
         f'aim; D_RTRL, which learns online, reaches it on {sum("D_RTRL" in r for r in hard)} of '
         f'these {len(hard)}.'
     )
@@ -174,7 +183,7 @@ def first(found: Found) -> str:
 
 def baseline(found: Found) -> str:
     """How far the same step is ahead of D_RTRL on the series of Mackey and Glass."""
-    rows = next((rows for s, rows in compared(found) if s.task.name == FIRST[-1]), {})
+    rows = next((found.compared(s) for s in found.settings if s.task.name == FIRST[-1]), {})
     if not {'same step', 'D_RTRL'} <= rows.keys():
         return '(not measured)'
     return f'{mean(rows["D_RTRL"]["scores"]) / mean(rows["same step"]["scores"]):.1f}'
@@ -196,15 +205,10 @@ def page(records: dict) -> str:
 
 def readme(text: str, records: dict) -> str:
     """Replace README's table of what is learnt: a row for each setting that the same step fails."""
-    found, rows = Found(records), []
-    for s in found.settings:
-        learnt = found.learnt(s)
-        if 'D_RTRL' in learnt and not good(s, learnt[best_of_same_step(s, learnt)]):
-            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-            cells = [shown[best_of_same_step(s, learnt)], shown['D_RTRL'], shown.get('BPTT', '-')]
-            rows.append([told(s), s.net.split(',')[0], s.task.shown(found.floor(s)), *cells])
-    made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
-    return SECTION.sub(lambda m: m[1] + made.strip(), text)
+    found = Found(records)
+    rows = [s for s in found.there() if 'same step' not in reached(found, s)]
+    kinds = {n: c for n, c in columns(found).items() if not n.startswith('aim')}
+    return SECTION.sub(lambda m: m[1] + listed(rows, kinds), text)
 
 
 def curve(ax, row: dict) -> None:

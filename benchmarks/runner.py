@@ -17,7 +17,6 @@ from pathlib import Path
 import jax
 
 import braintrace
-from braintrace.errors import BraintraceError
 
 HERE = Path(__file__).parent
 RESULTS = HERE / 'results'
@@ -67,24 +66,18 @@ def fresh(file: str, *args, python: str = sys.executable, ours: bool = True, **v
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def alone():
-    """Keep this process on one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
 class Worker:
     """A process of ``worker.py`` under one interpreter, on one core alone if it is asked to."""
 
     def __init__(self, python: str, ours: bool, one_core: bool = False):
         self.python, self.ours = python, ours
         self.process = subprocess.Popen(
-            [python, str(HERE / 'worker.py')],
+            [python, str(HERE / 'worker.py'), *(['one-core'] if one_core else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment(ours),
-            preexec_fn=alone if one_core else None,
         )
 
     def ask(self, **message) -> dict:
@@ -165,6 +158,8 @@ def told(row: dict) -> str:
 
 def learnt(task, train: Callable[[], dict], **more) -> dict:
     """The record of a row of a task: what ``train`` finds, or why it is refused."""
+    from braintrace.errors import BraintraceError  # the public package has none
+
     head = {'floor': task.floor, 'metric': task.metric, 'steps': task.steps, 'load': load()}
     try:
         return head | more | train()
