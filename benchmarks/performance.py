@@ -185,7 +185,7 @@ def measure_precision(pairs, repeats):
 
 
 def measure_stacks(pairs, repeats):
-    """First calls of deep networks, beside `jax.grad`: medians, and XLA's time over its."""
+    """First calls of deep networks: medians, and XLA's time over that of `jax.grad`."""
     rows = []
     for name, text in STACKS.items():
         calls = {m: lambda m=m: ours(pairs).once('compile', name, m, **ONE_THREAD) for m in METHODS}
