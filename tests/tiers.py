@@ -31,7 +31,7 @@ AT_NIGHT = {
     'tests/devices/test_bytes.py': 'more cells, calls and layouts',
     'tests/devices/test_export.py': 'every cell for every platform',
     'tests/devices/test_unshared.py': 'every model',
-    'tests/docs/test_pages.py': 'pages that train for long',
+    'tests/docs/test_pages.py': 'pages that show what other tests hold',
     'tests/etrace_op/test_mapped_rules.py': 'one of two mappings of a case is in the gate',
     'tests/gradients/test_fan_out.py': 'more random draws',
     'tests/gradients/test_random_programs.py': 'more random draws',
@@ -43,7 +43,7 @@ AT_NIGHT = {
     'receipts/tests/test_fuzz.py': 'more random changes',
     'receipts/tests/test_mutation.py': 'every number of every file',
     'tests/stream/test_not_finite.py': 'more rules and windows',
-    'tests/test_examples.py': 'more frameworks',
+    'tests/test_examples.py': 'all but one',
     'tests/verify/test_activity.py': 'more ways to write a neuron',
 }
 
