@@ -1,11 +1,15 @@
-"""What runs when: the choices of ``tests.tiers``, the marks and the summary of ``tests.costs``."""
+"""What runs when: the choices of ``tests.tiers``, the marks and the summary of ``tests.costs``; and
+what it holds, by ``tests.memory``.
+"""
 
 import itertools
+import re
 import types
 
+import numpy as np
 import pytest
 
-from tests import costs, mutants, tiers
+from tests import costs, memory, mutants, tiers
 
 SIZES = [(5, 2, 2), (3, 4, 3), (2, 2), (1, 6), (2, 2, 2, 2)]
 
@@ -137,6 +141,28 @@ def test_what_a_run_measured_gives_the_marks():
 def test_the_cost_of_a_test_is_in_its_report(request):
     clock = request.config.pluginmanager.get_plugin('costs-clock')
     assert clock is not None and costs.cpu_seconds() >= clock.last > 0
+
+
+@pytest.fixture
+def told():
+    if not memory.peak_bytes():
+        pytest.skip('the system does not tell the memory of a process by a file')
+
+
+@pytest.mark.usefixtures('told')
+def test_memory_that_a_test_held_and_gave_back_counts():
+    before = memory.resident_bytes()
+    np.ones(2**25)  # 256 MiB
+    assert memory.peak_bytes() > before + 2**27 > memory.peak_bytes()
+
+
+@pytest.mark.usefixtures('told')
+def test_a_test_above_the_limit_ends_in_an_error_that_names_it(request, monkeypatch):
+    monkeypatch.setattr(memory, 'MOST', 2**20)
+    ends = memory.pytest_runtest_teardown(request.node, request.node)
+    next(ends)
+    with pytest.raises(pytest.fail.Exception, match=re.escape(request.node.nodeid)):
+        next(ends)
 
 
 def test_each_mutant_changes_one_place_and_names_tests():
