@@ -1,10 +1,12 @@
 """A pytest plugin: the memory of a test process, which a laptop has to have for each of them.
 
-JAX keeps every program that a run compiles, and the allocator of glibc what they leave.
+JAX keeps every program that a run compiles, helpers of tests every learner, and the allocator of
+glibc what these leave.
 """
 
 import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import os
@@ -43,8 +45,21 @@ def peak_bytes() -> int:
 
 
 def drop() -> None:
-    """Compiled programs, which tests make again where they need them, and what is free."""
+    """Compiled programs, which tests make again where they need them; where much stays, also the
+    cases and learners that helpers of tests keep by `functools.cache`.
+    """
     jax.clear_caches()
+    _give_back()
+    if resident_bytes() > BETWEEN:
+        for name in [name for name in sys.modules if name.split('.')[0] == 'tests']:
+            for value in vars(sys.modules[name]).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+        _give_back()
+
+
+def _give_back() -> None:
+    """What is garbage, and what the allocator of glibc keeps of it."""
     gc.collect()
     if sys.platform == 'linux' and hasattr(libc := ctypes.CDLL(None), 'malloc_trim'):
         libc.malloc_trim(0)

@@ -2,6 +2,7 @@
 what it holds, by ``tests.memory``.
 """
 
+import functools
 import itertools
 import re
 import types
@@ -163,6 +164,20 @@ def test_a_test_above_the_limit_ends_in_an_error_that_names_it(request, monkeypa
     next(ends)
     with pytest.raises(pytest.fail.Exception, match=re.escape(request.node.nodeid)):
         next(ends)
+
+
+@functools.cache
+def kept(of):
+    return [of]
+
+
+def test_where_much_stays_what_helpers_keep_is_dropped_too(monkeypatch):
+    first = kept(1)
+    memory.drop()
+    assert memory.resident_bytes() > memory.BETWEEN or kept(1) is first
+    monkeypatch.setattr(memory, 'BETWEEN', -1)
+    memory.drop()
+    assert kept(1) is not first
 
 
 def test_each_mutant_changes_one_place_and_names_tests():
