@@ -4,11 +4,13 @@
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the same on Python >= 3.12, which brings newer releases of the dependencies
 #   make test-lowest    the same on the oldest releases that pyproject.toml admits
-#   make test-nightly   everything: the gate and the tests marked nightly, the gate on the newer releases too, the oldest releases, and
-#                       numbers drawn afresh; it prints the SEED of these, and SEED=... repeats them
+#   make test-nightly   everything: the gate and the tests marked nightly, the gate on the newer releases too, the oldest releases,
+#                       numbers drawn afresh, the site on the newer releases and the wheels on each Python; it prints the SEED of the
+#                       numbers, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one; survivors are listed
 #   make cover          which slow tests the gate needs: 300 faults drawn by SEED, put into the package one by one (hours, by hand)
-#   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
+#   make package        build both distributions, check them, and run README's blocks from the wheels on the Python of .venv, or on
+#                       those of PYTHONS="3.11 3.12 3.13"
 #   make reading        how much a reader of the core has to hold: lines, files, records, helpers with one caller, comments
 #   make lint           ruff, mypy, and the schemas of the workflows
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
@@ -57,7 +59,7 @@ help:
 demo: $(VENV)/.with-examples
 	$(VENV)/bin/python examples/digits.py
 
-test: lint $(VENV)/.with-torch
+test: lint $(VENV)/.with-all
 	@mkdir -p build
 	$(call PYTEST,$(VENV)) -m "not nightly" --etp-results build/etp-results.json
 	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
@@ -80,9 +82,10 @@ run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
 test-nightly: lint
-	$(MAKE) --no-print-directory --keep-going test-lowest nightly-latest nightly-fresh nightly-all SEED=$(SEED)
+	$(MAKE) --no-print-directory --keep-going test-lowest nightly-latest nightly-fresh nightly-all docs-latest \
+		package PYTHONS="3.11 3.12 3.13" SEED=$(SEED)
 
-nightly-all: $(VENV)/.with-all
+nightly-all: $(VENV)/.with-torch
 	@mkdir -p build
 	$(call PYTEST,$(VENV)) --costs build/costs.json --etp-results build/etp-results.json
 	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
@@ -112,7 +115,7 @@ reading: $(VENV)/.with-all
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.reading
 
 package: $(VENV)/.with-all
-	$(VENV)/bin/python -m tests.package
+	$(VENV)/bin/python -m tests.package $(PYTHONS)
 
 BENCH = $(VENV)/bin/python benchmarks/performance.py --public $(VENV_PUBLIC)/bin/python
 
@@ -123,7 +126,7 @@ bench: $(VENV)/.with-all $(VENV_PUBLIC)/.with-public
 		echo "make bench: no Python >= 3.12 runs here, so 0.2.8 is left out; give PYTHON_LATEST=/path/to/python"; \
 		$(BENCH); \
 	fi
-	$(VENV)/bin/python benchmarks/report.py
+	$(VENV)/bin/python benchmarks/performance_page.py
 
 .PHONY: run-bench-latest
 run-bench-latest: $(VENV_LATEST)/.with-tests $(VENV_PUBLIC_LATEST)/.with-public
@@ -151,7 +154,7 @@ docs-latest:
 	@$(call with_latest,run-docs-latest)
 
 .PHONY: docs-latest docs-links run-docs-latest
-run-docs-latest: $(VENV_LATEST)/.with-tests
+run-docs-latest: $(VENV_LATEST)/.with-docs
 	$(call SPHINX,$(VENV_LATEST))
 
 lint: ruff mypy workflows
@@ -184,7 +187,7 @@ $(VENV)/.with-all: pyproject.toml receipts/pyproject.toml | $(VENV)/bin/python
 	$(call install,$(VENV),dev package)
 	@touch $@ $(VENV)/.with-examples
 
-# PyTorch, for receipts of its steps: without it their tests are skipped.
+# PyTorch, for receipts of its steps, at night: without it their tests are skipped.
 $(VENV)/.with-torch: $(VENV)/.with-all
 	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 $(TORCH) \
 		|| echo "make $@: no torch here, its tests are skipped"
@@ -207,7 +210,11 @@ $(VENV_NIR)/.with-simulators: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV_LATEST)/.with-tests: pyproject.toml receipts/pyproject.toml | $(VENV_LATEST)/bin/python
-	$(call install,$(VENV_LATEST),test docs)
+	$(call install,$(VENV_LATEST),test)
+	@touch $@
+
+$(VENV_LATEST)/.with-docs: $(VENV_LATEST)/.with-tests
+	$(call install,$(VENV_LATEST),docs)
 	@touch $@
 
 $(VENV_PUBLIC)/.with-public: | $(VENV)/bin/python

@@ -2,7 +2,7 @@
 
     python benchmarks/accelerator.py [--turns 7] [--rows lstm,256,256,100 ...] [--out FILE]
 
-``benchmarks/report.py`` puts the table of ``--out benchmarks/results/h100.json`` into
+``benchmarks/performance_page.py`` puts the table of ``--out benchmarks/results/h100.json`` into
 ``docs/performance.md``.
 
 Every column is one program under ``jax.jit``, with float32 products of full precision; columns of
@@ -15,22 +15,19 @@ update at each step; ``read and write`` is an array as large as the trace, read 
 from __future__ import annotations
 
 import argparse
-import functools
 import glob
-import json
 import statistics
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import by_hand as expert
 import jax
 import jax.numpy as jnp
 import optax
-from linear_loops import LINEAR
-from models import Spec, cell, data, initial, loss_of
-from worker import bptt
+from cells import Spec, loss_of
+from columns import LINEAR
+from runner import in_turn, keep, seconds
+from worker import bptt, by_hand, online
 
 import braintrace
 
@@ -58,31 +55,23 @@ PROFILED = 'bptt', 'drop', 'kept', 'train'
 
 def columns(spec: Spec) -> dict:
     """``name -> (function, arguments, the ones it is given for good)`` of a network."""
-    (params, hidden), (xs, ys) = initial(spec), data(spec)
-    found = {}
-    for unroll in (1, 4):
-        reference, given = bptt(spec, unroll)
-        found['bptt' if unroll == 1 else f'bptt, unroll={unroll}'] = (reference, given, ())
-    for associative in (False, True) if spec.kind in LINEAR else (False,):
-        of = functools.partial(expert.gradient, spec, associative=associative)
-        name = 'by hand, associative' if associative else 'by hand'
-        found[name] = (of, (params, hidden, xs, ys), ())
-
-    def step(params, hidden, x):
-        return cell(spec, params, hidden, x)
-
+    found = {
+        'bptt': (*bptt(spec), ()),
+        'bptt, unroll=4': (*bptt(spec, 4), ()),
+        'by hand': (*by_hand(spec), ()),
+    }
+    if spec.kind in LINEAR:
+        found['by hand, associative'] = (*by_hand(spec, associative=True), ())
     for name, (rule, options) in RULES.items():
         policy = STEP_BY_STEP if name.endswith('step by step') else braintrace.Policy()
-        online = braintrace.functional.online(step, rule, policy=policy)
-        run = online.sequence_grad(loss_of, **options)
-        found[name] = (run, (params, online.init(params, hidden, xs[0]), xs, ys), (1,))
+        learner, given = online(spec, rule, policy=policy)
+        found[name] = (learner.sequence_grad(loss_of, **options), given, (1,))
     optimizer = optax.sgd(1e-3)
-    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
-    start = (params, optimizer.init(params), online.init(params, hidden, xs[0]), xs, ys)
+    learner, (params, *others) = online(spec)
     for write_every in (None, 1):
-        run = online.sequence_update(loss_of, optimizer, write_every=write_every)
+        run = learner.sequence_update(loss_of, optimizer, write_every=write_every)
         name = 'train' if write_every is None else f'train, write_every={write_every}'
-        found[name] = (run, start, (2,))
+        found[name] = (run, (params, optimizer.init(params), *others), (2,))
 
     def read_and_write(e):
         return jax.lax.fori_loop(0, spec.steps, lambda _, e: e * 0.5 + 1.0, e)
@@ -111,9 +100,7 @@ class Timed:
 
     def call(self):
         args = self.given()
-        start = time.perf_counter()
-        jax.block_until_ready(self.run(*args))
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(seconds(lambda: self.run(*args)))
 
     def times(self) -> dict:
         return {
@@ -154,7 +141,10 @@ def compiled(spec: Spec) -> tuple[dict, dict]:
     return made, refused
 
 
-def show(spec: Spec, found: dict):
+def told(spec: Spec, found: dict, table: dict, path: Path | None):
+    """Print a row, and keep the table."""
+    if path:
+        keep(path, table)
     scan = found['bptt']['ms']
     print(f'\n{spec}', flush=True)
     for name, row in found.items():
@@ -185,24 +175,15 @@ def main():
     kept = []
     for spec in [Spec(*row) for row in rows]:
         made, refused = compiled(spec)
-        for _ in range(args.turns):
-            for timed in made.values():
-                timed.call()
+        in_turn({name: timed.call for name, timed in made.items()}, args.turns)
         found = {name: timed.times() for name, timed in made.items()} | refused
         table['rows'].append({'spec': spec, 'times': found})
         kept.append(made)
-        show(spec, found)
-        write(table, args.out)
+        told(spec, found, table, args.out)
     for row, made in zip(table['rows'], kept):  # last, since a profiler may slow later calls
         for name in PROFILED:
             row['times'][name] |= made[name].profiled()
-        show(row['spec'], row['times'])
-        write(table, args.out)
-
-
-def write(table: dict, path: Path | None):
-    if path:
-        path.write_text(json.dumps(table, indent=1) + '\n')
+        told(row['spec'], row['times'], table, args.out)
 
 
 if __name__ == '__main__':

@@ -11,25 +11,22 @@ its setting in one compiled program; a row is that of the rate whose end is best
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pages import figure, folded, look
-from records import measure, options
-from tables import table
+from printer import figure, folded, listed, look, table
+from runner import HERE, RESULTS, load, measure, options
 
 from braintrace.tasks import environments
 from braintrace.tasks.environments import Environment
 
-HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / 'examples'))
 from memory_rl import A2C_5, BOUNDED, RTRL, RTRL_5, SAME, SAME_5, Way, a2c_of, last_tenth, train  # noqa: E402
 
-PATH = HERE / 'results' / 'acting.json'
+PATH = RESULTS / 'acting.json'
 NET, SEEDS = 'RTU 32', (1, 2, 3)
 SAME_BOUNDED = SAME._replace(
     name='same step, bounded', kappa=BOUNDED.kappa, entropy=BOUNDED.entropy
@@ -92,23 +89,13 @@ def learnt(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
     ends = last_tenth(curves)
     best = int(np.argmax(ends.mean(1)))
     return {
-        'task': setting.name,
-        'net': NET,
-        'row': way.name,
         'rate': rates[best],
         'of_rates': dict(zip(map(str, rates), ends.mean(1).tolist())),
-        'ends': ends[best].tolist(),
+        'scores': ends[best].tolist(),
         'curve': np.round(curves[best], 4).tolist(),
         'seconds': seconds / len(rates),
-        'load': os.getloadavg()[0] / (os.cpu_count() or 1),
+        'load': load(),
     }
-
-
-def line(record: dict) -> str:
-    ends = ', '.join(f'{end:.2f}' for end in record['ends'])
-    return (
-        f'{record["task"]} | {record["net"]} | {record["row"]}: {ends}, {record["seconds"]:.0f} s'
-    )
 
 
 # the page ---------------------------------------------------------------------------------------
@@ -116,31 +103,35 @@ def line(record: dict) -> str:
 
 def tables(records: list[dict]) -> str:
     """A table for each setting: the end of training, and the return after three tenths."""
-    found = {(r['task'], r['row']): r for r in records}
-    parts = []
+    found, parts = {(r['task'], r['row']): r for r in records}, []
+
+    def early(row: dict) -> float:
+        curve = np.array(row['curve'])
+        return np.nanmean(curve[:, : round(0.3 * curve.shape[1])][:, -5:])
+
+    def worse(row: dict) -> str:
+        return f'{min(row["of_rates"].values()):.2f}' if len(row['of_rates']) > 1 else '-'
+
+    columns = {
+        'agent': lambda row: row['row'],
+        'return at the end': lambda row: f'{np.mean(row["scores"]):.2f}',
+        'seeds': lambda row: ', '.join(f'{end:.2f}' for end in row['scores']),
+        'after 30 % of the steps': lambda row: f'{early(row):.2f}',
+        'rate': lambda row: f'{row["rate"]:g}',
+        'with the other rate': worse,
+        'seconds': lambda row: f'{row["seconds"]:.0f}',
+    }
     for s in settings():
-        rows = []
-        for way in s.ways:
-            row = found[s.name, way.name]
-            early = np.nanmean(
-                np.array(row['curve'])[:, : round(0.3 * len(row['curve'][0]))][:, -5:]
-            )
-            seeds = ', '.join(f'{end:.2f}' for end in row['ends'])
-            ends, other = f'{np.mean(row["ends"]):.2f}', len(row['of_rates']) > 1
-            worse = f'{min(row["of_rates"].values()):.2f}' if other else '-'
-            costs = f'{early:.2f}', f'{row["rate"]:g}', worse, f'{row["seconds"]:.0f}'
-            rows.append([way.name, ends, seeds, *costs])
         aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
         budget = f'Learning rates {" and ".join(f"{r:g}" for r in s.rates)}.{aim}'
-        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'rate']
-        head += ['with the other rate', 'seconds']
-        parts.append(folded(s.name, budget, table(head, rows)))
+        rows = [found[s.name, way.name] for way in s.ways]
+        parts.append(folded(s.name, budget, listed(rows, columns)))
     return '\n\n'.join(parts)
 
 
 def summary(records: list[dict]) -> str:
     """The return at the end, the mean of the seeds, of all agents in all settings."""
-    ends = {(r['task'], r['row']): f'{np.mean(r["ends"]):.2f}' for r in records}
+    ends = {(r['task'], r['row']): f'{np.mean(r["scores"]):.2f}' for r in records}
     ways = list(dict.fromkeys(way.name for s in settings() for way in s.ways))
     rows = [[s.name, *(ends.get((s.name, name), '-') for name in ways)] for s in settings()]
     return table(['task', *ways], rows)
@@ -161,7 +152,7 @@ def draw(records: list[dict], path: Path) -> None:
             left.plot(at, np.nanmean(curve, 0), label=name, markevery=0.2, **how)
             low, high = np.nanquantile(curve, [0, 1], 0)
             left.fill_between(at, low, high, color=how['color'], alpha=0.15)
-            ends = np.array([found[s.name, name]['ends'] for s in chains])
+            ends = np.array([found[s.name, name]['scores'] for s in chains])
             lengths = [int(s.env.name.split()[1]) for s in chains]
             right.plot(lengths, ends.mean(1), **how)
             right.fill_between(lengths, ends.min(1), ends.max(1), color=how['color'], alpha=0.15)
@@ -185,7 +176,7 @@ def main():
     rows = {
         (s.name, NET, way.name): partial(learnt, s, way, seeds) for s in chosen for way in s.ways
     }
-    measure(given, rows, line)
+    measure(given, rows)
 
 
 if __name__ == '__main__':

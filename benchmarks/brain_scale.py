@@ -1,13 +1,12 @@
 """The network of examples/brain_scale.py: time and memory of learning beside the model alone.
 
 python benchmarks/brain_scale.py [--sizes 100000,1000000] [--steps 1000] [--turns 7]
-                                 [--only learning,memory,turns,by hand] [--json FILE]
+                                 [--only learning,memory,turns] [--json FILE]
 
-Four kinds of rows, each in a process of its own: ``learning`` is the example with all its steps;
+Three kinds of rows, each in a process of its own: ``learning`` is the example with all its steps;
 ``memory`` builds the network and runs blocks of 20 steps of one way, and reads the highest memory
 of the process; ``turns`` runs such blocks of all ways turn by turn in one process and takes
-medians; ``by hand`` is ``benchmarks/sparse.py`` with as many synapses, which times ES_D_RTRL beside
-a step written by hand. What is measured is written over what the file holds of the same rows.
+medians. What is measured is written over what the file holds of the same rows.
 """
 
 from __future__ import annotations
@@ -17,14 +16,17 @@ import importlib.util
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / 'results' / 'brain_scale.json'
+import brainstate
+import jax
+from runner import HERE, RESULTS, fresh, in_turn, keep, kept, versions
+
+import braintrace
+
 BLOCK = 20
 WAYS = {  # name: rule, its options, and after how many steps the weights change (0: never)
     'model alone': (None, {}, 0),
@@ -47,8 +49,6 @@ def example():
 
 def memory() -> dict:
     """MiB: the highest of this process, that of the arrays of JAX now, and of a GPU the highest."""
-    import jax
-
     stats = jax.devices()[0].memory_stats() or {}
     found = {
         'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -62,8 +62,6 @@ class Way:
     """One way to run the network, by blocks of steps; ``times`` are pairs of wall and CPU ms."""
 
     def __init__(self, name: str, ours, network):
-        import braintrace
-
         rule, options, self.every = WAYS[name]
         self.currents, self.targets = ours.wave(ours.PERIOD)
         self.learner = braintrace.compile(network, rule, self.currents[0], **options)
@@ -72,8 +70,6 @@ class Way:
         self.times: list[tuple[float, float]] = []
 
     def turn(self) -> None:
-        import jax
-
         first = BLOCK * len(self.times) % len(self.targets)
         currents, targets = (a[first : first + BLOCK] for a in (self.currents, self.targets))
         start = time.perf_counter(), time.process_time()
@@ -116,8 +112,6 @@ def learning(size: int, options) -> dict:
 
 
 def network_of(ours, size: int):
-    import brainstate
-
     brainstate.environ.set(dt=1 * ours.ms)
     return ours.Network(size)
 
@@ -138,28 +132,15 @@ def turns(size: int, options) -> dict:
     ours = example()
     network = network_of(ours, size)
     ways = {name: Way(name, ours, network) for name in ways_of(size)}
-    for _ in range(options.turns + 2):
-        for way in ways.values():
-            way.turn()
+    in_turn({name: way.turn for name, way in ways.items()}, options.turns + 2)
     return {name: way.measured() for name, way in ways.items()}
-
-
-def by_hand(size: int, options) -> dict:
-    """ES_D_RTRL of a network of this size, beside the step by hand."""
-    with tempfile.NamedTemporaryFile() as file:
-        sizes = ['--synapses', str(100 * size), '--rules', 'es', '--json', file.name]
-        script = [sys.executable, str(HERE / 'sparse.py'), *sizes]
-        subprocess.run(script, check=True, stdout=subprocess.DEVNULL)
-        found = json.loads(Path(file.name).read_text())
-    rows = {name: row['cpu_ms'] for name, row in found['steps'].items()}
-    return {'cpu ms': rows, 'kernels': found['kernels'], 'peak': found['peak_mib']}
 
 
 def ways_of(size: int) -> list[str]:
     return [name for name in WAYS if not name.startswith('D_') or size <= SMALL]
 
 
-KINDS = {'learning': learning, 'memory': row_of_memory, 'turns': turns, 'by hand': by_hand}
+KINDS = {'learning': learning, 'memory': row_of_memory, 'turns': turns}
 
 
 def rows_of(size: int, kinds: list[str]):
@@ -171,29 +152,21 @@ def rows_of(size: int, kinds: list[str]):
             yield kind, '', f'{size} {kind}'
 
 
-def versions() -> dict:
-    import platform
-
-    import jax
-
-    device = jax.devices()[0].device_kind
-    return {'python': platform.python_version(), 'jax': jax.__version__, 'device': device}
-
-
 def measured(options) -> None:
     """All rows, each in a process of its own; the file is written after each."""
-    path = Path(options.json)
-    found = json.loads(path.read_text()) if path.exists() else {'rows': {}}
-    found |= versions()
+    found = {'rows': {}} | kept(options.json) | versions()
     for size in options.sizes:
         for kind, way, name in rows_of(size, options.only):
-            row = [*('--sizes', str(size)), *('--only', kind), *('--way', way), '--alone']
-            counts = ['--steps', str(options.steps), '--turns', str(options.turns)]
-            script = [sys.executable, __file__, *row, *counts]
-            output = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found['rows'][name] = json.loads(output.splitlines()[-1])
-            print(name, output.splitlines()[-1], flush=True)
-            path.write_text(json.dumps(found, indent=1) + '\n')
+            counts = ['--steps', options.steps, '--turns', options.turns]
+            row = fresh(
+                *(Path(__file__).name, '--sizes', size, '--only', kind, '--way', way, '--alone'),
+                *counts,
+            )
+            if 'error' in row:
+                sys.exit(f'{name}: {row["error"]}')
+            found['rows'][name] = row
+            print(name, row, flush=True)
+            keep(options.json, found)
 
 
 def main(argv=None):
@@ -203,7 +176,7 @@ def main(argv=None):
     parser.add_argument('--steps', type=int, default=1000, help='steps of learning')
     parser.add_argument('--turns', type=int, default=10)
     parser.add_argument('--only', type=lambda text: text.split(','), default=list(KINDS))
-    parser.add_argument('--json', default=str(RESULTS))
+    parser.add_argument('--json', type=Path, default=RESULTS / 'brain_scale.json')
     parser.add_argument('--way', default='', help=argparse.SUPPRESS)
     parser.add_argument('--alone', action='store_true', help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

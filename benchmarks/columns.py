@@ -1,10 +1,60 @@
-"""The columns of the tables as data: what each of them measures, and how it is called."""
+"""The tables of the benchmark of speed as data: the networks of their rows, and what each column
+measures and how it is called.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from rows import AS_PUBLIC, FIXED, LINEAR, ONE_STATE
+# the rows: kind, units, inputs, steps, and perhaps batch and layers behind ------------------------
+
+PAIRS = ('oldest', 'latest')  # of environments, each with our package and a public one
+MAIN = (('rnn', 256, 256, 100), ('rnn', 512, 512, 50), ('gru', 256, 64, 200))
+# Cells that people use, at their sizes.
+CELLS = (
+    ('lstm', 128, 128, 100),
+    ('lstm', 256, 256, 100),
+    ('alif', 100, 40, 100),
+    ('alif3', 100, 40, 100),
+    ('lif_syn', 200, 40, 100),
+    ('lru', 128, 10, 70),
+    ('lru_complex', 128, 10, 70),
+    ('lru', 256, 64, 1000),
+    ('mingru', 256, 64, 1000),
+    ('conv_lstm', 128, 784, 50),
+)
+# Kinds of two and three states, and of one complex state.
+SEVERAL = ('lstm', 'alif', 'alif3', 'lif_syn', 'lru', 'lru_complex')
+UPDATED = (
+    *MAIN,
+    ('lstm', 128, 128, 100),
+    ('lstm', 256, 256, 50),
+    ('lif_syn', 256, 64, 100),
+    ('alif', 100, 40, 100),
+)
+CORNERS = (
+    ('gru', 128, 128, 100, 16, 1),
+    *[('lstm', 128, 128, t, 16, 1) for t in (10, 30)],
+    *[('lstm', 128, 128, 100, b, 1) for b in (1, 256)],
+    ('lstm', 64, 64, 200, 16, 1),
+    ('lstm', 512, 512, 20, 16, 1),
+    *[('lstm', 128, 128, 100, 16, k) for k in (2, 4)],
+)
+ONE_CORE = (*MAIN, ('lstm', 128, 128, 100), ('alif', 100, 40, 100))
+AS_PUBLIC = {'lstm': 'lstm_apart'}  # the kind that the public package learns, in place of another
+ONE_STATE = ('rnn', 'gru')
+LINEAR = ('lru', 'lru_complex', 'mingru')  # kinds whose state enters linearly
+FIXED = (16, 32, 64, None)  # windows beside 'auto'
+CALLED_BY_STEPS = (('gru', 64, 64, 100),)
+STEPS = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
+POINTS = {  # of the plots
+    'units': [('rnn', n, n, t, 16, 1) for n, t in STEPS.items()],
+    'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
+    'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
+    'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
+}
+
+# the columns ------------------------------------------------------------------------------------
 
 JIT = 'brainstate.transform.jit'
 
@@ -41,38 +91,34 @@ def ours(name, task, text, call='as it is', everywhere=True, **arguments) -> Col
     return Column(name, 'ours', task, call, text, arguments, everywhere)
 
 
+def grad(name, keep: bool, text, call='as it is', everywhere=True, **more) -> Column:
+    return ours(name, 'grad', text, call, everywhere, keep_trace=keep, **more)
+
+
 def public(name, task, text, **arguments) -> Column:
     return Column(f'public {name}', 'public', task, JIT, text, arguments)
 
 
 BPTT = ours('bptt', 'bptt', '`jax.grad` of the loss of a `jax.lax.scan`', 'jax.jit')
 BY_HAND = ours('by hand', 'by_hand', '`benchmarks/by_hand.py`', 'jax.jit')
-ASSOCIATIVE = ours(
-    'by hand, associative',
-    'by_hand',
-    'the same with `jax.lax.associative_scan`',
-    'jax.jit',
-    associative=True,
-)._replace(kinds=LINEAR)
-DROP = ours('d_rtrl drop', 'grad', GRAD.format(', keep_trace=False'), keep_trace=False)
-TRACE = ours('d_rtrl trace', 'grad', GRAD.format(', keep_trace=True'), keep_trace=True)
+SCANNED = 'the same with `jax.lax.associative_scan`'
+ASSOCIATIVE = ours('by hand, associative', 'by_hand', SCANNED, 'jax.jit', associative=True)
+ASSOCIATIVE = ASSOCIATIVE._replace(kinds=LINEAR)
+CARRIES = {'drop': False, 'trace': True}  # whether the trace is kept
 PURE = tuple(
-    ours(
-        f'functional {carry}',
-        'sequence_grad',
-        f'`functional`, `keep_trace={carry == "trace"}`',
-        'jax.jit',
-        keep=carry == 'trace',
-    )
-    for carry in ('drop', 'trace')
+    ours(f'functional {carry}', 'sequence_grad', '`functional`', 'jax.jit', keep=keep)
+    for carry, keep in CARRIES.items()
 )
-ES_TRACE = ours(
-    'es_d_rtrl trace', 'grad', '`ES_D_RTRL`, `keep_trace=True`', rule='es_d_rtrl', keep_trace=True
+DROP, TRACE = (
+    grad(f'd_rtrl {carry}', keep, GRAD.format(f', keep_trace={keep}'))
+    for carry, keep in CARRIES.items()
+)
+ES_DROP, ES_TRACE = (
+    grad(f'es_d_rtrl {carry}', keep, f'`ES_D_RTRL`, `keep_trace={keep}`', rule='es_d_rtrl')
+    for carry, keep in CARRIES.items()
 )
 TRAIN = ours('etrace_train', 'train', '`etrace_train(xs, ys, step_fn=loss, optimizer=sgd)`')
-ES_DROP = ours(
-    'es_d_rtrl drop', 'grad', '`ES_D_RTRL`, `keep_trace=False`', rule='es_d_rtrl', keep_trace=False
-)
+ROUNDED = 'the same with `D_RTRL(model, trace_dtype=jnp.bfloat16)`'
 LOOP = '`brainstate.transform.for_loop` over `brainstate.transform.grad`'
 
 BY_STEPS = public('d_rtrl', 'grad', '`D_RTRL(model)`, ' + GRAD.format(''))
@@ -103,22 +149,10 @@ SEQUENCES = (
     TRACE,
     ES_DROP,
     ES_TRACE,
-    ours(
-        'd_rtrl drop, in jit',
-        'grad',
-        '`keep_trace=False` inside a jit',
-        JIT,
-        False,
-        keep_trace=False,
-    ),
-    ours(
-        'd_rtrl trace, in jit',
-        'grad',
-        '`keep_trace=True` inside a jit',
-        JIT,
-        False,
-        keep_trace=True,
-    ),
+    *[
+        grad(f'd_rtrl {carry}, in jit', keep, f'`keep_trace={keep}` inside a jit', JIT, False)
+        for carry, keep in CARRIES.items()
+    ],
     ours('bare model', 'bare', '`jax.lax.scan` of the model', 'jax.jit', False),
     ours('evaluation', 'evolve', '`etrace_evolve(xs, trace=False)`', everywhere=False),
     ours('least operations', 'product', 'one product, `jax.jit(jnp.matmul)`', everywhere=False),
@@ -142,13 +176,7 @@ UPDATES = (
         )._replace(kinds=ONE_STATE)
         for k in (1, 2, 4, 8)
     ],
-    ours(
-        'bfloat16',
-        'train',
-        'the same with `D_RTRL(model, trace_dtype=jnp.bfloat16)`',
-        everywhere=False,
-        options={'trace_dtype': 'bfloat16'},
-    ),
+    ours('bfloat16', 'train', ROUNDED, everywhere=False, options={'trace_dtype': 'bfloat16'}),
     ours('own loop', 'own_loop', LOOP, JIT),
     public('own loop', 'own_loop', LOOP)._replace(kinds=ONE_STATE),
     public(
@@ -174,27 +202,13 @@ OF_CELLS = (
 def windows_of(steps: int) -> tuple[Column, ...]:
     """A gradient with ``window='auto'`` and with each fixed window."""
     return tuple(
-        ours(
-            f'{carry} {window}',
-            'grad',
-            f'`keep_trace={carry == "trace"}`, `window={window!r}`',
-            keep_trace=carry == 'trace',
-            window=window,
-        )
-        for carry in ('drop', 'trace')
+        grad(f'{carry} {window}', keep, f'`keep_trace={keep}`, `window={window!r}`', window=window)
+        for carry, keep in CARRIES.items()
         for window in ('auto', *[k for k in FIXED if k is None or k < steps])
     )
 
 
 REFERENCES = (BPTT, BY_HAND, DROP, TRACE, *PURE)
-ON_DEVICE = (
-    ours('copy', 'copy', '`jax.jit(lambda e: e + 1)`', 'jax.jit'),
-    ours('product', 'large_product', 'one product, `jax.jit(jnp.matmul)`', 'jax.jit'),
-    BPTT,
-    BY_HAND,
-    ours('d_rtrl drop', 'sequence_grad', '`functional`', 'jax.jit', keep=False),
-    ours('d_rtrl trace', 'sequence_grad', '`functional`', 'jax.jit', keep=True),
-)
 EAGER = ours('learner(x)', 'eager', '`learner(x)` step by step from Python')
 SCALING = (*REFERENCES, ES_TRACE, TRAIN)
 # Columns of SEQUENCES whose first call is timed, by their rule.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from rows import PAIRS, SEVERAL
+from columns import PAIRS, SEVERAL
 
 WINDOWS = ('public d_rtrl', 'public d_rtrl 2 windows', 'public d_rtrl 1 window')
 DROPPED = (*WINDOWS, 'public d_rtrl 1 window, reset')
 FACTORISED = ('public pp_prop', 'public pp_prop 1 window')
 HAND = ('by hand', 'by hand, associative')  # with either kind of loop
 OWN_LOOPS = ('public own loop', 'public own loop, fast_solve=False')
+MEMORY = 'read and write of the trace'
 
 
 def ms(row: dict, *names: str) -> float | None:
@@ -23,9 +24,14 @@ def fastest(row: dict, names: tuple) -> str:
     return min((n for n in names if ms(row, n)), key=lambda n: ms(row, n), default='')
 
 
-def ratio(row: dict, ours: tuple, theirs: tuple) -> float | None:
-    a, b = ms(row, *ours), ms(row, *theirs)
+def ratio(row: dict, ours: str | tuple, theirs: str | tuple) -> float | None:
+    """The time of the fastest of some columns over that of the fastest of others."""
+    a, b = (ms(row, *((of,) if isinstance(of, str) else of)) for of in (ours, theirs))
     return a / b if a and b else None
+
+
+def ratios(rows: list, ours: str | tuple, theirs: str | tuple) -> list:
+    return [ratio(row, ours, theirs) for row in rows]
 
 
 def two(x: float) -> str:
@@ -41,10 +47,10 @@ def span(values) -> str:
     return low if low == high else f'{low} to {high}'
 
 
-def of(rows: list, ours: str, theirs, pair: str = PAIRS[0]) -> list:
-    """The ratio in every row of a pair of environments."""
-    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    return [ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair]
+def rows_of(found: dict, part: str, pair: str = PAIRS[0], kinds: tuple = ()) -> list:
+    """The rows of a part in a pair of environments, of some kinds of cells, by default of all."""
+    rows = [row for row in found[part] if row['pair'] == pair]
+    return [row for row in rows if not kinds or row['spec'][0] in kinds]
 
 
 def points(found: dict):
@@ -67,7 +73,7 @@ def slower(found: dict, ours: str, theirs: str) -> str:
     """The points of the plots at which ours takes longer, as 'N = 64, 2,048; B = 1'."""
     places: dict = {}
     for letter, size, row in points(found):
-        if (r := ratio(row, (ours,), (theirs,))) and r > 1:
+        if (r := ratio(row, ours, theirs)) and r > 1:
             places.setdefault(letter, []).append(f'{size:,}')
     named = [f'{letter} = ' + ', '.join(sizes) for letter, sizes in places.items()]
     return '; '.join(named) or 'nowhere'
@@ -77,41 +83,26 @@ def count(found: dict, ours: str, theirs: str) -> str:
     """At how many sizes of the plots, of the corners and of one core ours takes longer."""
     rows = [row for _, _, row in points(found)]
     rows += [row for each in found['corners'].values() for row in each]
-    ratios = [ratio(row, (ours,), (theirs,)) for row in rows]
-    return f'{sum(r > 1 for r in ratios if r)} of {sum(r is not None for r in ratios)}'
+    there = [r for r in ratios(rows, ours, theirs) if r is not None]
+    return f'{sum(r > 1 for r in there)} of {len(there)}'
 
 
-def name_of(spec) -> str:
-    return f'{spec[0]} {spec[1]}'
+def short(row: dict) -> str:
+    """A network by its cell and its units."""
+    return f'`{row["spec"][0]} {row["spec"][1]}`'
 
 
-def met(rows: list, ours: str, theirs, aim: float, pair: str = PAIRS[0]) -> str:
+def met(rows: list, ours: str, theirs: str | tuple, aim: float) -> str:
     """The networks in which this ratio is at most the aim."""
-    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ratios = {
-        name_of(row['spec']): ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair
-    }
-    if not ratios:
+    if not rows:
         return '(not measured)'
-    return ', '.join(f'`{name}`' for name, r in ratios.items() if r and r <= aim) or 'none'
-
-
-def each(rows: list, ours: str, theirs: str) -> str:
-    """This ratio for every network, by name."""
-    return ', '.join(
-        f'`{name_of(row["spec"])}` {span([ratio(row, (ours,), (theirs,))])}' for row in rows
-    )
+    named = {short(row): ratio(row, ours, theirs) for row in rows}
+    return ', '.join(name for name, r in named.items() if r and r <= aim) or 'none'
 
 
 def mebibytes(found: dict, rule: str, steps: int) -> str:
-    return next(
-        (
-            f'{r["peak"] / 2**20:.0f}'
-            for r in found['memory']
-            if r['rule'] == rule and r['steps'] == steps and 'peak' in r
-        ),
-        '(not measured)',
-    )
+    peaks = {(r['rule'], r['steps']): r['peak'] for r in found['memory'] if 'peak' in r}
+    return f'{peaks[rule, steps] / 2**20:.0f}' if (rule, steps) in peaks else '(not measured)'
 
 
 def version(found: dict, pair: str) -> str:
@@ -125,12 +116,10 @@ def lane(found: dict, pair: str) -> str:
 
 def runs(found: dict) -> str:
     """Which parts are of which run, if there were several."""
-    parts = sorted(found.keys() - {'runs', 'environments'})
     of_run: dict = {}
-    for part in parts:
-        of_run.setdefault(found.get('runs', {}).get(part, {}).get('run', 'earlier'), []).append(
-            part
-        )
+    for part in sorted(found.keys() - {'runs', 'environments'}):
+        run = found.get('runs', {}).get(part, {}).get('run', 'earlier')
+        of_run.setdefault(run, []).append(part)
     if len(of_run) < 2:
         return 'All figures are of one run.'
     each = '; '.join(f'{run}: {", ".join(names)}' for run, names in sorted(of_run.items()))
@@ -147,78 +136,58 @@ def figures(found: dict) -> dict:
 
 def beside_bptt(found: dict) -> dict:
     """Our methods over BPTT, by ``jax.grad`` of a scan and by hand."""
-    rows = found['sequences']
-    values = {'hand scan': span(of(found['sequences'], 'by hand', 'bptt'))}
-    for key, reference in (('scan', 'bptt'), ('hand', 'by hand')):
+    oldest, latest = (rows_of(found, 'sequences', pair) for pair in PAIRS)
+    several = rows_of(found, 'cells', kinds=SEVERAL)
+    values = {
+        'hand scan': span(ratios(oldest, 'by hand', 'bptt')),
+        'several hand scan': span(ratios(several, HAND, 'bptt')),
+    }
+    for key, reference, either in (('scan', 'bptt', 'bptt'), ('hand', 'by hand', HAND)):
         for mode in ('drop', 'trace'):
             ours = f'd_rtrl {mode}'
             values |= {
-                f'{mode} {key}': span(of(rows, ours, reference)),
-                f'latest {mode} {key}': span(of(rows, ours, reference, PAIRS[1])),
+                f'{mode} {key}': span(ratios(oldest, ours, reference)),
+                f'latest {mode} {key}': span(ratios(latest, ours, reference)),
                 f'slower {mode} {key}': slower(found, ours, reference),
                 f'count {mode} {key}': count(found, ours, reference),
-            } | of_cells(found, mode, key, ours)
-    return values | {'several hand scan': several_by_hand(found)}
-
-
-def several(found: dict, ours: str, theirs: tuple) -> list:
-    """A ratio in every row of cells of several states."""
-    rows = [r for r in found['cells'] if r['pair'] == PAIRS[0] and r['spec'][0] in SEVERAL]
-    return [ratio(row, (ours,), theirs) for row in rows]
-
-
-def several_by_hand(found: dict) -> str:
-    rows = [r for r in found['cells'] if r['pair'] == PAIRS[0] and r['spec'][0] in SEVERAL]
-    return span(ratio(row, HAND, ('bptt',)) for row in rows)
-
-
-def of_cells(found: dict, mode: str, key: str, ours: str) -> dict:
-    """The ratio to a reference in cells of several states, in minGRU and behind an encoder."""
-    theirs = ('bptt',) if key == 'scan' else HAND
-    values = {f'several {mode} {key}': span(several(found, ours, theirs))}
-    for kind in ('mingru', 'conv_lstm'):
-        rows = [row for row in found['cells'] if row['spec'][0] == kind]
-        values[f'{kind} {mode} {key}'] = span(ratio(row, (ours,), theirs) for row in rows)
+                f'several {mode} {key}': span(ratios(several, ours, either)),
+            }
+        for kind in ('mingru', 'conv_lstm'):
+            rows = rows_of(found, 'cells', kinds=(kind,))
+            values[f'{kind} drop {key}'] = span(ratios(rows, 'd_rtrl drop', either))
     return values
 
 
 def beside_public(found: dict, pair: str) -> dict:
     """Our methods over the public package's methods, in a pair of environments."""
-    rows, updates = found['sequences'], found['updates']
+    rows, updates = rows_of(found, 'sequences', pair), rows_of(found, 'updates', pair)
     return {
         f'{pair} version': version(found, pair),
         f'{pair} lane': lane(found, pair),
-        f'{pair} drop peer': span(of(rows, 'd_rtrl drop', DROPPED, pair)),
-        f'{pair} trace peer': span(of(rows, 'd_rtrl trace', WINDOWS, pair)),
-        f'{pair} es peer': span(of(rows, 'es_d_rtrl trace', FACTORISED, pair)),
-        f'{pair} loop peer': span(of(updates, 'own loop', OWN_LOOPS, pair)),
-        f'{pair} train peer': span(of(updates, 'etrace_train', OWN_LOOPS, pair)),
-        f'{pair} loop met': met(updates, 'own loop', OWN_LOOPS, 0.12, pair),
-        f'{pair} train met': met(updates, 'etrace_train', OWN_LOOPS, 0.12, pair),
+        f'{pair} drop peer': span(ratios(rows, 'd_rtrl drop', DROPPED)),
+        f'{pair} trace peer': span(ratios(rows, 'd_rtrl trace', WINDOWS)),
+        f'{pair} es peer': span(ratios(rows, 'es_d_rtrl trace', FACTORISED)),
+        f'{pair} loop met': met(updates, 'own loop', OWN_LOOPS, 0.12),
+        f'{pair} train met': met(updates, 'etrace_train', OWN_LOOPS, 0.12),
     }
 
 
 def of_this_package(found: dict) -> dict:
     """Our calls beside each other and beside a read and write of the trace, and memory."""
-    rows, updates = found['sequences'], found['updates']
-    gradients = [row for row in rows if row['pair'] == PAIRS[0]]
-    learning = [row for row in updates if row['pair'] == PAIRS[0]]
+    gradients, learning = rows_of(found, 'sequences'), rows_of(found, 'updates')
     simple = [row for row in learning if row['spec'][0] not in SEVERAL]
     twice = [row for row in learning if row['spec'][0] in SEVERAL]
-    whole = [ms(row, 'd_rtrl drop') for row in gradients]
-    memory = 'read and write of the trace'
+    pairs = zip(simple, gradients)
+    online = [ms(a, 'etrace_train') / w for a, b in pairs if (w := ms(b, 'd_rtrl drop'))]
+    rounded = [(short(row), span([ratio(row, 'bfloat16', 'etrace_train')])) for row in simple]
     return {
-        'drop jit': span(of(rows, 'd_rtrl drop, in jit', 'd_rtrl drop')),
-        'trace jit': span(of(rows, 'd_rtrl trace, in jit', 'd_rtrl trace')),
-        'train read and write': span(of(simple, 'etrace_train', memory)),
-        'train of two states': span(of(twice, 'etrace_train', memory)),
-        'train whole': span(
-            ms(row, 'etrace_train') / w if w else None for row, w in zip(simple, whole)
-        ),
-        'met 2.5': met(simple, 'etrace_train', memory, 2.5),
-        'met 2': met(simple, 'etrace_train', memory, 2.0),
-        'met 3': met(twice, 'etrace_train', memory, 3.0),
-        'bfloat16': each(simple, 'bfloat16', 'etrace_train'),
+        'drop jit': span(ratios(gradients, 'd_rtrl drop, in jit', 'd_rtrl drop')),
+        'trace jit': span(ratios(gradients, 'd_rtrl trace, in jit', 'd_rtrl trace')),
+        'train whole': span(online),
+        'met 2.5': met(simple, 'etrace_train', MEMORY, 2.5),
+        'met 2': met(simple, 'etrace_train', MEMORY, 2.0),
+        'met 3': met(twice, 'etrace_train', MEMORY, 3.0),
+        'bfloat16': ', '.join(f'{name} {times}' for name, times in rounded),
         'MiB million': mebibytes(found, 'd_rtrl', 1_000_000),
         'MiB thousand': mebibytes(found, 'd_rtrl', 1000),
         'MiB bptt': mebibytes(found, 'bptt', 100_000),

@@ -1,10 +1,9 @@
-"""One measurement in a fresh process, printed as JSON: the first call, importing, peak memory, ...
+"""One measurement in a fresh process, printed as JSON: the first call, peak memory, ...
 
 python benchmarks/once.py first "d_rtrl trace" rnn 256 256 100       the column of columns.py
-python benchmarks/once.py import
-python benchmarks/once.py memory d_rtrl|bptt 40000
+python benchmarks/once.py compile lstm4 bptt|kept|dropped      what the first call of a stack costs
+python benchmarks/once.py memory d_rtrl|es_d_rtrl|bptt 40000
 python benchmarks/once.py precision rnn 256 256 100
-python benchmarks/once.py eager gru 64 64 500                  the number of calls last
 python benchmarks/once.py window drop|trace gru 256 64 200     the window that 'auto' chooses
 python benchmarks/once.py calls                                microseconds of calls from Python
 python benchmarks/once.py deleted                              what is left of models that are gone
@@ -12,114 +11,118 @@ python benchmarks/once.py deleted                              what is left of m
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
 import time
+from functools import partial
+from unittest import mock
+
+import brainstate
+import jax
+import jax.numpy as jnp
+from cells import OUTPUTS, Spec, cell, data, initial, loss_of, loss_over
+from columns import named
+from runner import seconds
+from worker import learner_of, made, sequence_grad
+
+import braintrace
 
 
 def first(column, kind, *numbers):
     """Seconds from the model to its first gradient, called as its column says."""
-    import jax
-    from columns import named
-    from worker import made
-
     column = named(column)
-    jax.block_until_ready(jax.numpy.ones(3) + 1)
-    start = time.perf_counter()
-    made(column.task, column.call, (kind, *map(int, numbers)), **column.arguments)()
-    return {'seconds': time.perf_counter() - start}
+    jax.block_until_ready(jnp.ones(3) + 1)
+    spec = kind, *map(int, numbers)
+    call = lambda: made(column.task, column.call, spec, **column.arguments)()
+    return {'seconds': seconds(call)}
 
 
-def importing():
-    """Seconds of importing brainstate, and of importing braintrace after it."""
-    start = time.perf_counter()
-    import brainstate  # noqa: F401
+STACKS = {
+    'gru': Spec('gru', 256, 64, 100),
+    'lstm4': Spec('lstm', 128, 128, 100, 16, 4),
+    'mingru16': Spec('mingru', 128, 128, 100, 16, 16),
+}
 
-    middle = time.perf_counter()
-    import braintrace  # noqa: F401
 
-    return {'brainstate': middle - start, 'braintrace': time.perf_counter() - middle}
+def stack(name: str):
+    """``(step, params, hidden, xs, ys)`` of a network."""
+    if spec := STACKS.get(name):
+        return partial(cell, spec), *initial(spec), *data(spec)
+    brainstate.random.seed(0)
+    model = brainstate.nn.Sequential(
+        braintrace.nn.MambaCell(64, state_size=16), braintrace.nn.Linear(64, 10)
+    )
+    xs, ys = jnp.ones((100, 16, 64)), jnp.ones((100, 16, 10))
+    online, params, hidden = braintrace.compile(model, 'D_RTRL', xs[0], batch_size=16).pure()
+    return online.cell, params, hidden, xs, ys
+
+
+def compiling(name: str, method: str):
+    """Processor seconds of tracing and of XLA's compilation of the gradient of a sequence; the
+    operations of the program that JAX gives to XLA, and the instructions of what XLA makes of it.
+    """
+    step, params, hidden, xs, ys = stack(name)
+    found = {}
+
+    def timed(what: str, fn):
+        start = time.process_time()
+        result = fn()
+        found[what] = time.process_time() - start
+        return result
+
+    jax.block_until_ready(jnp.ones(3) + 1)
+    gradient, state = jax.grad(partial(loss_over, step)), hidden
+    if method != 'bptt':
+        online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+        state = timed('init', lambda: online.init(params, hidden, xs[0]))
+        gradient = online.sequence_grad(loss_of, keep_trace=method == 'kept')
+    traced = timed('tracing', lambda: jax.jit(gradient).trace(params, state, xs, ys))
+    lowered = timed('lowering', traced.lower)
+    compiled = timed('compiling', lowered.compile)
+    found['operations'] = lowered.as_text().count(' = ')
+    found['instructions'] = sum(' = ' in line for line in compiled.as_text().splitlines())
+    found['temporary'] = compiled.memory_analysis().temp_size_in_bytes
+    return found
 
 
 def memory(rule, steps):
     """Peak bytes of a process over a sequence, and its seconds. Inputs are made inside the step, so
     that only the method's memory grows.
     """
-    import jax
-    from models import Spec
+    spec, key = Spec('gru', 64, 16, int(steps)), jax.random.key(0)
 
-    spec = Spec('gru', 64, 16, int(steps))
-    run = through_time(spec) if rule == 'bptt' else online(spec, rule)
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    seconds = time.perf_counter() - start
-    return {'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'seconds': seconds}
-
-
-def inputs_of(spec):
-    """A function that draws the input and the target of a step from its number."""
-    import jax
-    from models import OUTPUTS
-
-    key = jax.random.key(0)
-
-    def inputs(i):
+    def drawn(i, _):
         one, two = jax.random.split(jax.random.fold_in(key, i))
         x = jax.random.normal(one, (spec.batch, spec.inputs))
         return x, jax.random.normal(two, (spec.batch, OUTPUTS))
 
-    return inputs
+    every = jnp.arange(spec.steps)
+    if rule == 'bptt':
+        gradient = jax.jit(jax.grad(partial(loss_over, partial(cell, spec), draw=drawn)))
+        run = lambda: gradient(*initial(spec), every, every)
+    else:
+        options = {'decay_or_rank': 0.9} if rule == 'es_d_rtrl' else {}
+        learner, *_ = learner_of(spec._replace(steps=1), rule, **options)
 
+        def step_fn(i):
+            x, y = drawn(i, i)
+            return loss_of(learner(x), y)
 
-def through_time(spec):
-    """The gradient by reverse mode, as a function to call."""
-    import jax
-    import jax.numpy as jnp
-    from models import cell, initial, loss_of
-
-    (params, hidden), inputs = initial(spec), inputs_of(spec)
-
-    def loss(params):
-        def step(hidden, i):
-            x, y = inputs(i)
-            out, hidden = cell(spec, params, hidden, x)
-            return hidden, loss_of(out, y)
-
-        return jnp.mean(jax.lax.scan(step, hidden, jnp.arange(spec.steps))[1])
-
-    return lambda: jax.jit(jax.grad(loss))(params)
-
-
-def online(spec, rule):
-    """The gradient by a learner, as a function to call."""
-    import jax.numpy as jnp
-    from models import Network, loss_of
-
-    import braintrace
-
-    model, inputs = Network(spec), inputs_of(spec)
-    learner = braintrace.D_RTRL(model) if rule == 'd_rtrl' else braintrace.ES_D_RTRL(model, 0.9)
-    learner.compile_graph(jnp.zeros((spec.batch, spec.inputs)))
-
-    def step_fn(i):
-        x, y = inputs(i)
-        return loss_of(learner(x), y)
-
-    return lambda: learner.etrace_grad(jnp.arange(spec.steps), step_fn=step_fn)
+        run = lambda: learner.etrace_grad(every, step_fn=step_fn)
+    took = seconds(run)
+    return {'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'seconds': took}
 
 
 def precision(kind, *numbers):
     """Relative error of each parameter's gradient with traces in bfloat16, against float32, where
     the trace is written at every step.
     """
-    import jax.numpy as jnp
-    from models import Spec
-    from worker import learner_of, loss_of
 
     def gradient(**options):
         learner, xs, ys = learner_of(Spec(kind, *map(int, numbers)), 'd_rtrl', **options)
-        step_fn = lambda x, y: loss_of(learner(x), y)  # noqa: E731
+        step_fn = lambda x, y: loss_of(learner(x), y)
         return learner.etrace_grad(xs, ys, step_fn=step_fn, window=1).grads
 
     exact, rounded = gradient(), gradient(trace_dtype=jnp.bfloat16)
@@ -131,35 +134,8 @@ def precision(kind, *numbers):
     }
 
 
-def eager(kind, *numbers):
-    """Seconds of single calls ``learner(x)`` outside of any ``jit``, for each rule: the median, and
-    the least.
-    """
-    import jax
-    from models import Spec
-    from worker import learner_of
-
-    def seconds(rule, **options):
-        learner, xs, _ = learner_of(Spec(kind, *map(int, numbers)), rule, **options)
-        times = []
-        for x in xs:
-            start = time.perf_counter()
-            jax.block_until_ready(learner(x))
-            times.append(time.perf_counter() - start)
-        times = sorted(times[5:])
-        return {'median': times[len(times) // 2], 'least': times[0]}
-
-    return {'d_rtrl': seconds('d_rtrl'), 'es_d_rtrl': seconds('es_d_rtrl', decay_or_rank=0.9)}
-
-
 def window(carry, kind, *numbers):
     """The steps in a window of ``window='auto'``."""
-    from unittest import mock
-
-    import jax
-    from models import Spec
-    from worker import sequence_grad
-
     from braintrace._windows import runs
 
     choose, found = runs.choose_window, []
@@ -179,12 +155,7 @@ def calls():
     least of 300, and those of its pure functions in a jit; how often nine lengths of a sequence are
     traced again.
     """
-    import brainstate
-    import jax
-    import jax.numpy as jnp
     import optax
-
-    import braintrace
 
     size, traced = 8, [0]
     model = brainstate.nn.Sequential(
@@ -195,20 +166,15 @@ def calls():
 
     def step_fn(x, y):
         traced[0] += 1
-        return jnp.mean((learner(x) - y) ** 2)
+        return loss_of(learner(x), y)
 
     optimizer = optax.sgd(1e-3)
     online, params, carry = learner.pure()
     state = online.init(params, carry, x)
-    pure = jax.jit(online.sequence_grad(lambda out, y: jnp.mean((out - y) ** 2)))
+    pure = jax.jit(online.sequence_grad(loss_of))
 
     def least(call) -> float:
-        times = []
-        for _ in range(300):
-            start = time.process_time()
-            jax.block_until_ready(call())
-            times.append(time.process_time() - start)
-        return 1e6 * min(times)
+        return 1e6 * min(seconds(call, time.process_time) for _ in range(300))
 
     found = {
         'learner(x)': least(lambda: learner(x)),
@@ -230,12 +196,6 @@ def deleted():
     """Bytes of JAX arrays that are alive after 1, 5 and 10 models that close over 1 MiB each were
     trained and deleted.
     """
-    import gc
-
-    import jax
-    import jax.numpy as jnp
-
-    import braintrace
 
     def trained():
         held = jnp.ones((512, 512))
@@ -261,16 +221,8 @@ def deleted():
     return found
 
 
-MEASUREMENTS = {
-    'first': first,
-    'import': importing,
-    'memory': memory,
-    'precision': precision,
-    'eager': eager,
-    'window': window,
-    'calls': calls,
-    'deleted': deleted,
-}
+MEASUREMENTS = {f.__name__: f for f in (first, memory, precision, window, calls, deleted)}
+MEASUREMENTS['compile'] = compiling
 
 if __name__ == '__main__':
     what, *rest = sys.argv[1:]

@@ -5,115 +5,66 @@
 
 P, L and Q are interpreters. P has a public version of braintrace, beside our package under the
 interpreter that runs this. L is our newest lane, and Q has a public version beside L. The results
-go to ``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md``
-from them.
+go to ``benchmarks/results/<machine>.json``, from which ``benchmarks/performance_page.py`` makes
+``docs/performance.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
-import first_calls
+from cells import Spec
 from columns import (
+    CALLED_BY_STEPS,
+    CELLS,
+    CORNERS,
     EAGER,
     FIRST,
+    MAIN,
     OF_CELLS,
-    ON_DEVICE,
+    ONE_CORE,
+    PAIRS,
+    POINTS,
     REFERENCES,
     SCALING,
     SEQUENCES,
+    UPDATED,
     UPDATES,
     Column,
     chosen,
     named,
     windows_of,
 )
-from rows import (
-    CALLED_BY_STEPS,
-    CELLS,
-    CORNERS,
-    MAIN,
-    MEASURED_ON_DEVICE,
-    ONE_CORE,
-    PAIRS,
-    UPDATED,
-)
-from rows import SCALING as POINTS
+from runner import RESULTS, Worker, fresh, in_turn, keep, kept
 
-HERE = Path(__file__).parent
 SLOW, TURNS = 0.5, 3  # a run of more than SLOW seconds takes part in TURNS turns only
+STACKS = {
+    'gru': 'GRU 256',
+    'lstm4': 'LSTM 128, 4 layers',
+    'mingru16': 'minGRU 128, 16 layers',
+    'mamba': 'Mamba block 64 x 16',
+}
+METHODS = ('bptt', 'kept', 'dropped')
+ONE_THREAD = {'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false', 'JAX_PLATFORMS': 'cpu'}
 
 
-def environment(ours: bool) -> dict:
-    """The variables of a process: ours imports this checkout, the public package is installed."""
-    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
-    return env | ({'PYTHONPATH': str(HERE.parent)} if ours else {})
-
-
-def alone():
-    """Keep this process on one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-class Worker:
-    """A process of ``worker.py`` under one interpreter, on one core alone if it is asked to."""
-
-    def __init__(self, python: str, ours: bool, one_core: bool = False):
-        self.python, self.ours = python, ours
-        self.process = subprocess.Popen(
-            [python, str(HERE / 'worker.py')],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment(ours),
-            preexec_fn=alone if one_core else None,
-        )
-
-    def ask(self, **message) -> dict:
-        self.process.stdin.write(json.dumps(message) + '\n')
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else {'error': 'the process ended'}
-
-    def once(self, *args) -> dict:
-        """One measurement of ``once.py`` in a fresh process."""
-        done = subprocess.run(
-            [self.python, str(HERE / 'once.py'), *map(str, args)],
-            capture_output=True,
-            text=True,
-            env=environment(self.ours),
-        )
-        if done.returncode:
-            return {'error': done.stderr[-300:]}
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def in_turn(workers: dict, columns, spec, repeats: int, counted: bool = False) -> dict:
-    """Seconds of each column, by name, and what it moves and computes if it is counted. In every
-    turn each column runs once.
-    """
-    times, errors, extra = {}, {}, {}
+def timed(workers: dict, columns, spec, repeats: int) -> dict:
+    """Seconds of each column, by name. In every turn each column runs once."""
+    times, errors = {}, {}
     of = {c.name: workers[c.package] for c in columns if c.package in workers}
     for c in columns:
         if c.name in of:
             own = c.network(spec)
             made = of[c.name].ask(make=c.name, task=c.task, call=c.call, spec=own, **c.arguments)
-            errors |= {c.name: made['error']} if 'error' in made else {}
-            times |= {} if 'error' in made else {c.name: []}
-            extra[c.name] = of[c.name].ask(count=c.name) if counted else {}
+            if 'error' in made:
+                errors[c.name] = made['error']
+            else:
+                times[c.name] = []
     for turn in range(repeats):
         for name in [n for n in times if turn < TURNS or statistics.median(times[n]) < SLOW]:
             answer = of[name].ask(time=name)
@@ -125,7 +76,7 @@ def in_turn(workers: dict, columns, spec, repeats: int, counted: bool = False) -
     for worker in workers.values():
         worker.ask(forget=True)
     found = {
-        name: {'median': statistics.median(t), 'low': min(t), 'high': max(t), **extra[name]}
+        name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
         for name, t in times.items()
     }
     show(found, errors, spec)
@@ -147,7 +98,7 @@ def everywhere(pairs: dict, specs, columns, repeats: int) -> list:
         for spec in specs:
             picked = chosen(columns, spec[0], pair != PAIRS[0])
             if pair == PAIRS[0] or any(c.package == 'public' for c in picked):
-                times = in_turn(workers, picked, spec, repeats)
+                times = timed(workers, picked, spec, repeats)
                 rows.append({'spec': spec, 'pair': pair, 'times': times})
     return rows
 
@@ -183,19 +134,18 @@ def measure_windows(pairs, repeats):
 def measure_updates(pairs, repeats):
     """A gradient and a weight update at every step."""
     rows = everywhere(pairs, UPDATED, UPDATES, repeats)
-    return [row | {'trace': ours(pairs).ask(trace=True, spec=row['spec'])['bytes']} for row in rows]
+    return [row | {'trace': 4 * Spec(*row['spec']).trace_numbers} for row in rows]
 
 
 def ours(pairs) -> Worker:
     return pairs[PAIRS[0]]['ours']
 
 
-def of_ours(pairs, specs, columns_of, repeats: int, counted: bool = False) -> list:
+def of_ours(pairs, specs, columns_of, repeats: int) -> list:
     """Rows of networks in our package alone."""
     workers = {'ours': ours(pairs)}
     return [
-        {'spec': spec, 'times': in_turn(workers, columns_of(spec), spec, repeats, counted)}
-        for spec in specs
+        {'spec': spec, 'times': timed(workers, columns_of(spec), spec, repeats)} for spec in specs
     ]
 
 
@@ -205,10 +155,8 @@ def measure_progress(pairs, repeats):
         Column(name, 'ours', 'train', 'as it is', '', {'progress': on})
         for name, on in (('off', False), ('on', True))
     ]
-    return [
-        {'spec': spec, 'times': in_turn({'ours': ours(pairs)}, columns, spec, repeats)}
-        for spec in (('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000))
-    ]
+    specs = ('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000)
+    return of_ours(pairs, specs, lambda spec: columns, repeats)
 
 
 def measure_scaling(pairs, repeats):
@@ -231,19 +179,25 @@ def measure_corners(pairs, repeats):
     return found
 
 
-def measure_device(pairs, repeats):
-    """Bytes and operations a second, beside a copy and a large product."""
-    return of_ours(pairs, MEASURED_ON_DEVICE, lambda spec: ON_DEVICE, repeats, counted=True)
-
-
 def measure_precision(pairs, repeats):
     """The accuracy of traces in bfloat16."""
     return [{'spec': spec, **ours(pairs).once('precision', *spec)} for spec in MAIN]
 
 
 def measure_stacks(pairs, repeats):
-    """First calls of deep networks, beside `jax.grad`."""
-    return first_calls.measured(turns=min(repeats, TURNS))
+    """First calls of deep networks: medians, and XLA's time over that of `jax.grad`."""
+    rows = []
+    for name, text in STACKS.items():
+        calls = {m: lambda m=m: ours(pairs).once('compile', name, m, **ONE_THREAD) for m in METHODS}
+        each = in_turn(calls, min(repeats, TURNS))
+        for method, found in each.items():
+            row = {what: statistics.median(f[what] for f in found) for what in found[0]}
+            slower = [f['compiling'] / b['compiling'] for f, b in zip(found, each['bptt'])]
+            larger = row['instructions'] / each['bptt'][0]['instructions']
+            row |= {'slower': statistics.median(slower), 'larger': larger}
+            rows.append({'network': text, 'method': method, **row})
+            print(f'    {rows[-1]}', flush=True)
+    return rows
 
 
 def measure_memory(pairs, repeats):
@@ -262,7 +216,7 @@ def measure_once(pairs, repeats):
     """First calls, ours and the public package's in turn, the time of importing, calls of the
     learner from Python, and what deleted models leave.
     """
-    found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
+    found = {'import': [fresh('imports.py') for _ in range(5)], 'first': []}
     found |= {what: ours(pairs).once(what) for what in ('calls', 'deleted')}
     found['eager'] = of_ours(pairs, CALLED_BY_STEPS, lambda spec: (EAGER,), repeats)
     for pair, workers in pairs.items():
@@ -278,28 +232,17 @@ def measure_once(pairs, repeats):
 def first_of(workers: dict, names: tuple, spec, turns: int) -> dict:
     """Median seconds of the first call of each column, in fresh processes that take turns."""
     of = {name: workers[named(name).package] for name in names if named(name).package in workers}
-    times = {name: [] for name in of}
-    for _ in range(turns):
-        for name, worker in of.items():
-            times[name].append(worker.once('first', name, *spec).get('seconds'))
+    calls = {n: lambda n=n, w=w: w.once('first', n, *spec).get('seconds') for n, w in of.items()}
+    times = in_turn(calls, turns)
     return {name: statistics.median(t) for name, t in times.items() if None not in t}
 
 
-PARTS = {
-    'environments': measure_environments,
-    'sequences': measure_sequences,
-    'cells': measure_cells,
-    'windows': measure_windows,
-    'updates': measure_updates,
-    'progress': measure_progress,
-    'precision': measure_precision,
-    'once': measure_once,
-    'stacks': measure_stacks,
-    'memory': measure_memory,
-    'scaling': measure_scaling,
-    'corners': measure_corners,
-    'device': measure_device,
-}
+MEASURES = (
+    *(measure_environments, measure_sequences, measure_cells, measure_windows, measure_updates),
+    *(measure_progress, measure_precision, measure_once, measure_stacks, measure_memory),
+    *(measure_scaling, measure_corners),
+)
+PARTS = {measure.__name__.removeprefix('measure_'): measure for measure in MEASURES}
 
 
 def machine() -> str:
@@ -328,8 +271,8 @@ def main():
         for pair, each in pythons.items()
         if each['ours']
     }
-    path = HERE / 'results' / f'{machine()}.json'
-    found = json.loads(path.read_text()) if path.exists() else {}
+    path = RESULTS / f'{machine()}.json'
+    found = kept(path)
     begun = time.strftime('%Y-%m-%d %H:%M', time.gmtime())
     for part in args.parts:
         print(part, flush=True)
@@ -338,8 +281,7 @@ def main():
         seconds = round(time.perf_counter() - start)
         found.setdefault('runs', {})[part] = {'run': begun, 'seconds': seconds}
         print(f'{part}: {seconds} s', flush=True)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + '\n')
+        keep(path, found)
     for worker in (worker for workers in pairs.values() for worker in workers.values()):
         worker.close()
 

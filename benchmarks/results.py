@@ -11,25 +11,20 @@ Compiled programs are kept in ``build/jax_cache``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 from nets import NETS
-from records import measure, options
+from runner import CACHE, RESULTS, learnt, measure, options
 
 from braintrace import rules, tasks
-from braintrace.errors import BraintraceError
 from braintrace.tasks import Task
 
-HERE = Path(__file__).parent
-PATH = HERE / 'results' / 'learnt.json'
-CACHE = HERE.parent / 'build' / 'jax_cache'
+PATH = RESULTS / 'learnt.json'
 CLIP = 1.0  # the largest norm of a gradient
 WINDOW = 16
 PENALTY = 0.02  # weight of firing rates that are not those of `nets.RATE`
@@ -84,9 +79,7 @@ class Setting(NamedTuple):
         return [way for way in named if not (self.task.stream and way.name == BPTT)]
 
 
-class Effort(NamedTuple):
-    seeds: tuple[int, ...] = (1, 2, 3)
-    test: int = 600
+SEEDS = (1, 2, 3)
 
 
 def settings() -> list[Setting]:
@@ -109,7 +102,7 @@ def settings() -> list[Setting]:
 
 def quick() -> list[Setting]:
     every = settings()
-    return [s._replace(updates=30, ways=('D_RTRL', BPTT)) for s in (every[0], every[6])]
+    return [s._replace(updates=30, ways=('D_RTRL', BPTT), test=60) for s in (every[0], every[6])]
 
 
 def schedule(setting: Setting):
@@ -119,8 +112,8 @@ def schedule(setting: Setting):
     return optax.cosine_decay_schedule(setting.rate, setting.updates)
 
 
-def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
-    """The record of a row."""
+def trained(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
+    """What the record of a row keeps of its training."""
     task = setting.task
     found = tasks.run(
         task,
@@ -128,11 +121,11 @@ def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
         way.rule and way.rule(),
         optax.chain(optax.clip_by_global_norm(CLIP), way.optimizer(schedule(setting))),
         setting.updates,
-        effort.seeds,
+        seeds,
         batch_size=setting.batch,
         window=way.window,
         penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
-        test=min(setting.test, effort.test),
+        test=setting.test,
         progress=True,
     )
     return {
@@ -153,40 +146,22 @@ def looks(found: tasks.Run) -> list:
     return [[int(end), piece.mean(1).tolist()] for end, piece in zip(ends, pieces)]
 
 
-def measured(setting: Setting, way: Way, effort: Effort) -> dict:
+def measured(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
     """The record of a row, or why there is none."""
-    task = setting.task
-    head = {'task': task.name, 'net': setting.net, 'row': way.name, 'floor': task.floor}
-    head |= {'metric': task.metric, 'steps': task.steps, 'batch': setting.batch}
-    head |= {'updates': setting.updates, 'rate': setting.rate, 'aim': setting.aim}
-    head |= {'load': os.getloadavg()[0] / os.cpu_count()}
-    try:
-        return head | learnt(setting, way, effort)
-    except BraintraceError as error:
-        return head | {'refused': f'{type(error).__name__}: {error}'}
-
-
-def line(row: dict) -> str:
-    """A row as one line of progress."""
-    name = f'{row["task"]} | {row["net"]} | {row["row"]}'
-    if 'refused' in row:
-        return f'{name}: refused, {row["refused"][:100]}'
-    scores = ' '.join(f'{score:.4g}' for score in row['scores'])
-    return (
-        f'{name}: {scores} {row["metric"]}, {row["compile_seconds"]:.0f} + {row["seconds"]:.0f} s'
-    )
+    more = {name: getattr(setting, name) for name in ('batch', 'updates', 'rate', 'aim')}
+    return learnt(setting.task, partial(trained, setting, way, seeds), **more)
 
 
 def main():
     given = options(__doc__, PATH)
     jax.config.update('jax_compilation_cache_dir', str(CACHE))
-    effort = Effort((1,), 60) if given.quick else Effort()
+    chosen, seeds = (quick(), SEEDS[:1]) if given.quick else (settings(), SEEDS)
     rows = {
-        (setting.task.name, setting.net, way.name): partial(measured, setting, way, effort)
-        for setting in (quick() if given.quick else settings())
+        (setting.task.name, setting.net, way.name): partial(measured, setting, way, seeds)
+        for setting in chosen
         for way in setting.rows()
     }
-    measure(given, rows, line)
+    measure(given, rows)
 
 
 if __name__ == '__main__':

@@ -5,19 +5,28 @@ python benchmarks/results_page.py [records.json]
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 from statistics import mean
 
 import acting
-from causes import PATH as CAUSES
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from pages import DOCS, PICTURES, README, figure, filled, folded, look
-from results import CLIP, PATH, WAYS, Effort, Setting, settings
-from rules_page import size
-from tables import table
+from printer import (
+    DOCS,
+    PICTURES,
+    README,
+    Records,
+    figure,
+    filled,
+    folded,
+    in_bytes,
+    listed,
+    look,
+    table,
+)
+from results import CLIP, PATH, SEEDS, WAYS, Setting, settings
+from runner import kept
 
 SECTION = re.compile(r'(## What it learns\n\n[^|]*)\|.*?(?=\n\n)', re.DOTALL)
 SAME_STEP = tuple(way.name for way in WAYS if way.name.startswith('same step'))
@@ -41,13 +50,13 @@ TOLD = {  # tasks in words
 }
 
 
-class Found:
+class Found(Records):
     """The records, by setting and row."""
 
     def __init__(self, found: dict):
-        self.versions = found.get('versions', {})
-        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
         self.settings = settings()
+        wanted = [(s.task.name, s.net, way.name) for s in self.settings for way in s.rows()]
+        super().__init__(found, 'make results', wanted)
 
     def of(self, setting: Setting) -> dict[str, dict]:
         """The rows of a setting that are there, by name."""
@@ -60,6 +69,17 @@ class Found:
 
     def learnt(self, setting: Setting) -> dict[str, dict]:
         return {name: row for name, row in self.of(setting).items() if 'scores' in row}
+
+    def compared(self, setting: Setting) -> dict[str, dict]:
+        """The better row of the same step, and those of D_RTRL and BPTT."""
+        learnt, sign = self.learnt(setting), 1 if setting.task.metric == 'accuracy' else -1
+        cheap = [learnt[name] for name in SAME_STEP if name in learnt]
+        best = {'same step': max(cheap, key=lambda r: sign * mean(r['scores']))} if cheap else {}
+        return best | {name: learnt[name] for name in COMPARED if name in learnt}
+
+    def there(self) -> list[Setting]:
+        """The settings of which something is measured."""
+        return [setting for setting in self.settings if self.learnt(setting)]
 
 
 def good(setting: Setting, row: dict) -> bool:
@@ -86,21 +106,21 @@ def budget(found: Found, setting: Setting) -> str:
 
 def of_setting(found: Found, setting: Setting) -> str:
     """The table of one task on one net."""
-    task, rows = setting.task, []
-    learnt = found.learnt(setting)
-    beside = learnt.get('BPTT')
-    for name, row in learnt.items():
-        scores = sorted(row['scores'])
-        span = f'{task.shown(scores[0])} to {task.shown(scores[-1])}'
-        time = row['seconds'] / beside['seconds'] if beside else None
-        costs = [f'{row["seconds"]:.0f}', time, f'{row["compile_seconds"]:.0f}']
-        reached = 'yes' if good(setting, row) else 'no'
-        shown = task.shown(mean(scores))
-        rows.append([name, shown, span, reached, *costs, size(row['memory'])])
-    head = ['row', 'mean', 'seeds', 'aim reached', 'seconds', 'seconds / BPTT']
-    text = table([*head, 'to compile', 'memory'], rows)
+    task, learnt = setting.task, found.learnt(setting)
+    bptt = learnt.get('BPTT', {}).get('seconds')
+    columns = {
+        'row': lambda row: row['row'],
+        'mean': lambda row: task.shown(mean(row['scores'])),
+        'seeds': lambda row: ' to '.join(task.shown(f(row['scores'])) for f in (min, max)),
+        'aim reached': lambda row: 'yes' if good(setting, row) else 'no',
+        'seconds': lambda row: f'{row["seconds"]:.0f}',
+        'seconds / BPTT': lambda row: row['seconds'] / bptt if bptt else None,
+        'to compile': lambda row: f'{row["compile_seconds"]:.0f}',
+        'memory': lambda row: in_bytes(row['memory']),
+    }
     refused = [(n, r['refused']) for n, r in found.of(setting).items() if 'refused' in r]
-    return '\n\n'.join([text, *(f'{name} is refused: {why}' for name, why in refused)])
+    told = [f'{name} is refused: {why}' for name, why in refused]
+    return '\n\n'.join([listed(learnt.values(), columns), *told])
 
 
 def tables(found: Found) -> str:
@@ -111,53 +131,51 @@ def tables(found: Found) -> str:
     )
 
 
-def best_of_same_step(setting: Setting, learnt: dict) -> str:
-    """The name of the better row of the same step; '' where none is there."""
-    sign = 1 if setting.task.metric == 'accuracy' else -1
-    cheap = [n for n in SAME_STEP if n in learnt]
-    return max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
+def columns(found: Found) -> dict:
+    """What the tables say of a setting."""
+
+    def score(name: str):
+        def column(s: Setting) -> str:
+            row = found.compared(s).get(name)
+            return s.task.shown(mean(row['scores'])) if row else '-'
+
+        return column
+
+    return {
+        'task': told,
+        'network': lambda s: s.net.split(',')[0],
+        'floor': lambda s: s.task.shown(found.floor(s)),
+        'aim': lambda s: s.task.shown(s.aim),
+        **{name: score(name) for name in ('same step', *COMPARED)},
+        'aim reached by': lambda s: ', '.join(reached(found, s)) or 'none',
+    }
 
 
-def compared(found: Found) -> list[tuple[Setting, dict]]:
-    """The settings that are there, with the rows of the summary: the best same step first."""
-    rows = []
-    for s in found.settings:
-        if learnt := found.learnt(s):
-            both = {n: learnt[n] for n in COMPARED if n in learnt}
-            best = best_of_same_step(s, learnt)
-            rows.append((s, ({'same step': learnt[best]} if best else {}) | both))
-    return rows
+def reached(found: Found, setting: Setting) -> list[str]:
+    """The rows that are compared, of which the mean is as good as the aim."""
+    return [name for name, row in found.compared(setting).items() if good(setting, row)]
 
 
 def summary(found: Found) -> str:
     """A row for each setting: what the same step reaches, what D_RTRL and BPTT reach."""
-    rows = []
-    for s, learnt in compared(found):
-        floor, aim = s.task.shown(found.floor(s)), s.task.shown(s.aim)
-        names = 'same step', *COMPARED
-        cells = [s.task.shown(mean(learnt[n]['scores'])) if n in learnt else '-' for n in names]
-        reach = ', '.join(n for n, row in learnt.items() if good(s, row)) or 'none'
-        rows.append([told(s), s.net.split(',')[0], floor, aim, *cells, reach])
-    head = ['task', 'network', 'floor', 'aim', 'same step', *COMPARED]
-    return table([*head, 'aim reached by'], rows)
+    return listed(found.there(), columns(found))
 
 
 def ways(found: Found) -> str:
     """The means of all rows of all settings."""
     rows = []
-    for s in found.settings:
-        if learnt := found.learnt(s):
-            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-            rows.append([told(s), *(shown.get(way.name, '-') for way in WAYS)])
+    for s in found.there():
+        shown = {n: s.task.shown(mean(r['scores'])) for n, r in found.learnt(s).items()}
+        rows.append([told(s), *(shown.get(way.name, '-') for way in WAYS)])
     return folded('Every rule on every task', table(['task', *(way.name for way in WAYS)], rows))
 
 
 def first(found: Found) -> str:
     """The result in one sentence."""
-    there = [(s, {n for n, row in rows.items() if good(s, row)}) for s, rows in compared(found)]
-    hard = [reached for _, reached in there if 'same step' not in reached]
+    each = [reached(found, s) for s in found.there()]
+    hard = [names for names in each if 'same step' not in names]
     return (
-        f'On {len(hard)} of {len(there)} tasks the gradient of the current step alone misses the '
+        f'On {len(hard)} of {len(each)} tasks the gradient of the current step alone misses the '
         f'aim; D_RTRL, which learns online, reaches it on {sum("D_RTRL" in r for r in hard)} of '
         f'these {len(hard)}.'
     )
@@ -165,58 +183,32 @@ def first(found: Found) -> str:
 
 def baseline(found: Found) -> str:
     """How far the same step is ahead of D_RTRL on the series of Mackey and Glass."""
-    rows = next((rows for s, rows in compared(found) if s.task.name == FIRST[-1]), {})
+    rows = next((found.compared(s) for s in found.settings if s.task.name == FIRST[-1]), {})
     if not {'same step', 'D_RTRL'} <= rows.keys():
         return '(not measured)'
     return f'{mean(rows["D_RTRL"]["scores"]) / mean(rows["same step"]["scores"]):.1f}'
 
 
-def state(found: Found) -> str:
-    """What there is, and what is not there yet."""
-    had = ', '.join(f'{name} {value}' for name, value in found.versions.items())
-    count = sum(len(found.of(s)) for s in found.settings)
-    wanted = sum(len(s.rows()) for s in found.settings)
-    text = f'{count} rows of `make results` ({had}).'
-    return text if count == wanted else f'{text} {wanted - count} are not measured yet.'
-
-
-def load(found: Found) -> str:
-    """How busy the machine was."""
-    loads = sorted(row['load'] for row in found.rows.values())
-    return f'{loads[len(loads) // 2]:.1f}' if loads else 'not known'
-
-
-def causes() -> dict[str, str]:
-    """The tables of ``causes.py``, by question."""
-    kept = json.loads(CAUSES.read_text(encoding='utf-8'))
-    return {f'why {name}': table(head, rows) for name, (head, *rows) in kept.items()}
-
-
 def agents() -> list[dict]:
     """The records of ``acting.py``."""
-    return json.loads(acting.PATH.read_text(encoding='utf-8'))['records']
+    return kept(acting.PATH)['records']
 
 
 def page(records: dict) -> str:
     """The page, from its template."""
-    found, effort = Found(records), Effort()
-    parts = first, baseline, summary, ways, tables, state, load
-    values = {f.__name__: f(found) for f in parts} | causes()
+    found = Found(records)
+    parts = first, baseline, summary, ways, tables, Records.state, Records.load
+    values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
-    return filled('results.in.md', values | {'seeds': f'{len(effort.seeds)}', 'clip': f'{CLIP:g}'})
+    return filled('results.in.md', values | {'clip': f'{CLIP:g}'})
 
 
 def readme(text: str, records: dict) -> str:
     """Replace README's table of what is learnt: a row for each setting that the same step fails."""
-    found, rows = Found(records), []
-    for s in found.settings:
-        learnt = found.learnt(s)
-        if 'D_RTRL' in learnt and not good(s, learnt[best_of_same_step(s, learnt)]):
-            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-            cells = [shown[best_of_same_step(s, learnt)], shown['D_RTRL'], shown.get('BPTT', '-')]
-            rows.append([told(s), s.net.split(',')[0], s.task.shown(found.floor(s)), *cells])
-    made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
-    return SECTION.sub(lambda m: m[1] + made.strip(), text)
+    found = Found(records)
+    rows = [s for s in found.there() if 'same step' not in reached(found, s)]
+    kinds = {n: c for n, c in columns(found).items() if not n.startswith('aim')}
+    return SECTION.sub(lambda m: m[1] + listed(rows, kinds), text)
 
 
 def curve(ax, row: dict) -> None:
@@ -271,8 +263,7 @@ def draw_first(found: Found, path: Path) -> None:
 
 
 def main():
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
-    records = json.loads(path.read_text(encoding='utf-8'))
+    records = kept(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
     found = Found(records)
     top, rest = (
         [s for s in found.settings if (s.task.name in FIRST) == on] for on in (True, False)

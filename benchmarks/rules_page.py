@@ -5,16 +5,14 @@ python benchmarks/rules_page.py [records.json]
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import mean, median
 
-from learning import CLIP, TESTED, Effort
-from methods import BPTT, METHODS, SGD_FACTOR
-from pages import DOCS, PICTURES, figure, filled, folded, look
-from rules import PATH, named, settings, todo
-from tables import table
+import rules
+from printer import DOCS, PICTURES, Records, figure, filled, folded, in_bytes, listed, look, table
+from rules import BPTT, METHODS, PATH, Effort, Setting, settings
+from runner import kept
 
 PICTURE = PICTURES / 'rules.png'
 COSTS = {  # what the picture calls them, and the numbers along their axes
@@ -38,19 +36,16 @@ SAME_STEP = tuple(m.name for m in METHODS if m.name.startswith('same step'))
 OFFLINE = tuple(m.name for m in METHODS if m.cut or m.window) + (BPTT,)
 
 
-class Board:
+class Board(Records):
     """The records, by setting and row."""
 
     def __init__(self, found: dict):
-        self.versions = found.get('versions', {})
-        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
-        every = [named(*row) for row in todo(settings())]
-        self.missing = [name for name in every if name not in self.rows]
-        self.places = [(s.task, s.net, s) for s in settings()]
+        self.settings = settings()
+        super().__init__(found, 'make rules', list(rules.rows(self.settings)))
 
-    def of(self, task, net: str) -> list[dict]:
+    def of(self, setting: Setting) -> list[dict]:
         """The rows of a setting that learnt, in order."""
-        there = [self.rows.get((task.name, net, m.name), {}) for m in METHODS]
+        there = [self.rows.get((setting.task.name, setting.net, m.name), {}) for m in METHODS]
         return [row for row in there if 'scores' in row]
 
     def gain(self, row: dict) -> float | None:
@@ -68,7 +63,7 @@ class Board:
 
     def all_of(self, name: str) -> list[dict]:
         """The records of one row of the table, over the settings whose BPTT is there."""
-        rows = [r for t, n, _ in self.places for r in self.of(t, n) if r['row'] == name]
+        rows = [r for s in self.settings for r in self.of(s) if r['row'] == name]
         return [row for row in rows if self.gain(row) is not None]
 
 
@@ -82,80 +77,65 @@ def shown(value: float, metric: str) -> str:
     return f'{100 * value:.1f} %' if metric == 'accuracy' else f'{value:.3g}'
 
 
-def size(count: float) -> str:
-    return f'{count / 2**10:.3g} KiB' if count < 2**20 else f'{count / 2**20:.3g} MiB'
-
-
-def cosines(row: dict) -> list[str]:
-    return ['-' if c is None else f'{c:.2f}' for c in row['cosine']]
-
-
-def of_setting(board: Board, task, net: str) -> str:
+def of_setting(board: Board, setting: Setting) -> str:
     """The table of one task on one net."""
-    rows = [
-        [
-            row['row'],
-            shown(mean(row['scores']), task.metric),
-            ', '.join(shown(score, task.metric) for score in row['scores']),
-            'beaten' if beats(row) else '**not beaten**',
-            f'{row["rate"]:g}',
-            row['time'],
-            size(row['bytes']),
-            *cosines(row),
-        ]
-        for row in board.of(task, net)
-    ]
-    floor = f'floor {shown(task.floor, task.metric)}'
-    head = ['row', f'{task.metric}, mean', 'each seed', floor, 'rate', 'time', 'bytes']
-    return table([*head, 'cosine, start', 'end'], rows)
+    task = setting.task
+
+    def cosine(row: dict, at: int) -> str:
+        return '-' if row['cosine'][at] is None else f'{row["cosine"][at]:.2f}'
+
+    columns = {
+        'row': lambda row: row['row'],
+        f'{task.metric}, mean': lambda row: shown(mean(row['scores']), task.metric),
+        'each seed': lambda row: ', '.join(shown(score, task.metric) for score in row['scores']),
+        f'floor {shown(task.floor, task.metric)}': lambda row: (
+            'beaten' if beats(row) else '**not beaten**'
+        ),
+        'rate': lambda row: f'{row["rate"]:g}',
+        'time': lambda row: row['time'],
+        'bytes': lambda row: in_bytes(row['bytes']),
+        'cosine, start': lambda row: cosine(row, 0),
+        'end': lambda row: cosine(row, 1),
+    }
+    return listed(board.of(setting), columns)
 
 
 def tables(board: Board) -> str:
-    parts = [
-        folded(f'{task.name}, {net}', of_setting(board, task, net))
-        for task, net, _ in board.places
-        if board.of(task, net)
-    ]
-    return '\n\n'.join(parts)
+    return '\n\n'.join(
+        folded(f'{s.task.name}, {s.net}', of_setting(board, s))
+        for s in board.settings
+        if board.of(s)
+    )
 
 
 def of_settings(board: Board) -> str:
-    head = ['task', 'net', 'T', 'batch', 'updates', 'floor', 'score']
-    rows = [
-        [
-            task.name,
-            net,
-            str(task.steps),
-            str(setting.batch),
-            'along the stream' if task.stream else str(setting.updates),
-            shown(task.floor, task.metric),
-            task.metric,
-        ]
-        for task, net, setting in board.places
-    ]
-    return table(head, rows)
+    columns = {
+        'task': lambda s: s.task.name,
+        'net': lambda s: s.net,
+        'T': lambda s: str(s.task.steps),
+        'batch': lambda s: str(s.batch),
+        'updates': lambda s: 'along the stream' if s.task.stream else str(s.updates),
+        'floor': lambda s: shown(s.task.floor, s.task.metric),
+        'score': lambda s: s.task.metric,
+    }
+    return listed(board.settings, columns)
 
 
 def summary(board: Board) -> str:
     """A row of the table over all settings."""
-    head = ['row', 'settings', 'floor beaten', 'better than same step', 'gain']
-    rows = []
-    for method in METHODS:
-        if not (found := board.all_of(method.name)):
-            continue
-        better = [row for row in found if ahead(board, row)]
-        rows.append(
-            [
-                method.name,
-                str(len(found)),
-                str(sum(map(beats, found))),
-                '-' if method.name in SAME_STEP else str(len(better)),
-                f'{median(map(board.gain, found)):.0%}',
-                median(board.share(row, 'time') for row in found),
-                median(board.share(row, 'bytes') for row in found),
-            ]
-        )
-    return table([*head, 'time / BPTT', 'bytes / BPTT'], rows)
+    columns = {
+        'row': lambda at: at[0],
+        'settings': lambda at: str(len(at[1])),
+        'floor beaten': lambda at: str(sum(map(beats, at[1]))),
+        'better than same step': lambda at: (
+            '-' if at[0] in SAME_STEP else str(sum(ahead(board, row) for row in at[1]))
+        ),
+        'gain': lambda at: f'{median(map(board.gain, at[1])):.0%}',
+        'time / BPTT': lambda at: median(board.share(row, 'time') for row in at[1]),
+        'bytes / BPTT': lambda at: median(board.share(row, 'bytes') for row in at[1]),
+    }
+    each = [(method.name, board.all_of(method.name)) for method in METHODS]
+    return listed([(name, found) for name, found in each if found], columns)
 
 
 def ahead(board: Board, row: dict) -> bool:
@@ -170,15 +150,15 @@ def choices(board: Board) -> str:
     """For each setting the best row that runs step by step, and the smallest that is near it."""
     head = ['task', 'net', 'best step by step', 'its gain', 'smallest that is near', 'its gain']
     rows = []
-    for task, net, _ in board.places:
-        found = [r for r in board.of(task, net) if r['row'] not in OFFLINE]
+    for s in board.settings:
+        found = [r for r in board.of(s) if r['row'] not in OFFLINE]
         if not found or board.gain(found[0]) is None:
             continue
         best = max(found, key=board.gain)
         near = [r for r in found if board.gain(r) >= NEAR * board.gain(best)]
         least = min(near, key=lambda r: (r['bytes'], -board.gain(r)))
         both = [[r['row'], f'{board.gain(r):.0%}'] for r in (best, least)]
-        rows.append([task.name, net, *both[0], *both[1]])
+        rows.append([s.task.name, s.net, *both[0], *both[1]])
     return table(head, rows)
 
 
@@ -190,23 +170,6 @@ def refused(board: Board) -> str:
         ['task', 'net', 'row', 'refused because'],
         [[r['task'], r['net'], r['row'], r['refused'].replace('|', '/')] for r in rows],
     )
-
-
-def state(board: Board) -> str:
-    """What there is, and what is not there yet."""
-    had = ', '.join(f'{name} {value}' for name, value in board.versions.items())
-    text = f'{len(board.rows)} rows of `make rules` ({had}).'
-    if not board.missing:
-        return text + ' No row is missing.'
-    return f'{text} {len(board.missing)} rows are not measured yet; `make rules` adds them.'
-
-
-def load(board: Board) -> str:
-    """How busy the machine was: programs that ran or waited, for each core."""
-    loads = [r['load'] for r in board.rows.values() if 'load' in r]
-    unknown = len(board.rows) - len(loads)
-    text = f'{median(loads):.1f}' if loads else 'not recorded'
-    return text + (f' ({unknown} rows do not tell)' if loads and unknown else '')
 
 
 def first(board: Board) -> str:
@@ -227,15 +190,15 @@ def first(board: Board) -> str:
 def page(found: dict) -> str:
     """The page, from its template."""
     board, effort = Board(found), Effort()
-    parts = first, tables, summary, choices, refused, state, load
+    parts = first, tables, summary, choices, refused, Records.state, Records.load
     values = {f.__name__: f(board) for f in parts} | {
         'settings': of_settings(board),
         'rates': ', '.join(f'{rate:g}' for rate in effort.rates),
         'seeds': str(len(effort.seeds)),
-        'sgd': str(SGD_FACTOR),
-        'clip': f'{CLIP:g}',
+        'sgd': str(rules.SGD_FACTOR),
+        'clip': f'{rules.CLIP:g}',
         'turns': str(effort.turns),
-        'tested': str(TESTED),
+        'tested': str(rules.TESTED),
         'margin': f'{MARGIN:.0%}',
         'near': f'{NEAR:.0%}',
     }
@@ -296,8 +259,7 @@ def draw(board: Board, path: Path = PICTURE):
 
 
 def main():
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
-    found = json.loads(path.read_text(encoding='utf-8'))
+    found = kept(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
     draw(Board(found))
     (DOCS / 'rules.md').write_text(page(found), encoding='utf-8')
 

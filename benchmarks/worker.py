@@ -2,27 +2,27 @@
 
 So several packages can take turns. Each line of standard input is a JSON object, and so is the
 answer. ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` is answered when the task
-is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"count": name}`` gives the
-operations and bytes of a task under ``jax.jit``, ``{"trace": true, "spec": [...]}`` the bytes of
-the trace, ``{"versions": true}`` the versions of packages. A call that traces the model again is an
-error, since its time would include the tracing, and so is a gradient of zeros. Only public names of
-``braintrace`` are used.
+is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` gives
+the versions of packages, ``{"forget": true}`` drops all tasks. A call that traces the model again
+is an error, since its time would include the tracing, and so is a gradient of zeros. Only public
+names of ``braintrace`` are used.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import sys
-import time
+from functools import partial
 
 import brainstate
 import by_hand as expert
 import jax
 import jax.numpy as jnp
-from counts import count
-from models import Network, Spec, cell, data, initial, loss_of, traced
+from cells import Network, Spec, cell, data, initial, loss_of, loss_over, traced
+from runner import seconds
 
 import braintrace
 
@@ -61,49 +61,39 @@ def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call
 
 def bptt(spec, unroll=1):
     """Reverse mode through a scan of the same model."""
-    params, hidden = initial(spec)
-
-    def gradient(params, hidden, xs, ys):
-        def loss(params):
-            def step(hidden, at):
-                y, hidden = cell(spec, params, hidden, at[0])
-                return hidden, loss_of(y, at[1])
-
-            return jnp.mean(jax.lax.scan(step, hidden, (xs, ys), unroll=unroll)[1])
-
-        return jax.grad(loss)(params)
-
-    return gradient, (params, hidden, *data(spec))
+    loss = partial(loss_over, partial(cell, spec), unroll=unroll)
+    return jax.grad(loss), (*initial(spec), *data(spec))
 
 
 def by_hand(spec, associative=False):
     """The same gradient by the code of an expert."""
-    params, hidden = initial(spec)
+    gradient = partial(expert.gradient, spec, associative=associative)
+    return gradient, (*initial(spec), *data(spec))
 
-    def gradient(params, hidden, xs, ys):
-        return expert.gradient(spec, params, hidden, xs, ys, associative)
 
-    return gradient, (params, hidden, *data(spec))
+def online(spec, rule=None, **options):
+    """A learner of pure functions, and what its calls over a sequence take."""
+    learner = braintrace.functional.online(
+        partial(cell, spec), rule or braintrace.rules.d_rtrl(), **options
+    )
+    (params, hidden), (xs, ys) = initial(spec), data(spec)
+    return learner, (params, learner.init(params, hidden, xs[0]), xs, ys)
 
 
 def sequence_grad(spec, keep):
-    """D_RTRL of pure functions, whose program can be read; ``keep`` gives the new state too."""
-    (params, hidden), (xs, ys) = initial(spec), data(spec)
-    online = braintrace.functional.online(
-        lambda params, hidden, x: cell(spec, params, hidden, x), braintrace.rules.d_rtrl()
-    )
-    gradient = online.sequence_grad(loss_of, keep_trace=keep)
+    """D_RTRL of pure functions; ``keep`` gives the new state too."""
+    learner, given = online(spec)
+    gradient = learner.sequence_grad(loss_of, keep_trace=keep)
 
     def run(*given):
         grads, _, _, state = gradient(*given)
         return (grads, state) if keep else grads
 
-    return run, (params, online.init(params, hidden, xs[0]), xs, ys)
+    return run, given
 
 
 def bare(spec):
     """The model alone in a scan."""
-    params, hidden = initial(spec)
 
     def run(params, hidden, xs):
         def step(hidden, x):
@@ -112,7 +102,7 @@ def bare(spec):
 
         return jax.lax.scan(step, hidden, xs)
 
-    return run, (params, hidden, data(spec)[0])
+    return run, (*initial(spec), data(spec)[0])
 
 
 def evolve(spec):
@@ -204,19 +194,8 @@ def product(spec):
     return run, ()
 
 
-def copy(spec):
-    """A read and a write of 256 MiB."""
-    return lambda e: e + 1, (jnp.zeros(2**26, jnp.float32),)
-
-
-def large_product(spec):
-    """A product of two square matrices, large enough for the device."""
-    size = 2048 if jax.default_backend() == 'cpu' else 8192
-    return jnp.matmul, (jnp.ones((size, size)), jnp.ones((size, size)))
-
-
 MODELS = (grad, bptt, by_hand, sequence_grad, bare, evolve, train, own_loop, eager)
-TASKS = {f.__name__: f for f in (*MODELS, read_and_write, product, copy, large_product)}
+TASKS = {f.__name__: f for f in (*MODELS, read_and_write, product)}
 CALLS = {
     'brainstate.transform.jit': brainstate.transform.jit,
     'jax.jit': jax.jit,
@@ -237,12 +216,9 @@ def made(task, call, spec, **arguments):
     called, share = CALLS[call](run), getattr(run, 'share', 1)
 
     def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(called(*given))
-        return (time.perf_counter() - start) * share
+        return seconds(lambda: called(*given)) * share
 
     once.run = lambda: called(*given)
-    once.text = lambda: called.lower(*given).compile().as_text()
     return once
 
 
@@ -259,14 +235,10 @@ def answer(ask: dict, runs: dict) -> dict:
         return {}
     if 'time' in ask:
         before = traced[0]
-        seconds = runs[ask['time']]()
+        took = runs[ask['time']]()
         if traced[0] != before:
             return {'error': 'the model was traced again; wrap the call in jit'}
-        return {'seconds': seconds}
-    if 'count' in ask:
-        return count(runs[ask['count']].text())
-    if 'trace' in ask:
-        return {'bytes': 4 * Spec(*ask['spec']).trace_numbers}
+        return {'seconds': took}
     if 'versions' in ask:
         versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate')}
         versions['braintrace'] = braintrace.__version__
@@ -278,6 +250,8 @@ def answer(ask: dict, runs: dict) -> dict:
 
 
 def main():
+    if sys.argv[1:] == ['one-core']:  # before XLA makes its threads
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     runs = {}
     for line in sys.stdin:
         try:

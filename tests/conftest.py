@@ -6,7 +6,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests import costs, tiers, xla
+from tests import costs, memory, tiers, xla
 
 xla.compile_quickly()
 
@@ -22,7 +22,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile('gate')
 
 pytest_addoption = costs.pytest_addoption
-pytest_configure = costs.pytest_configure
+
+
+def pytest_configure(config):
+    costs.pytest_configure(config)
+    config.pluginmanager.register(memory, 'memory')
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,11 +44,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown():
-    """A long run compiles tens of thousands of programs, and JAX keeps each."""
-    xla.make_room()
-
-
 def pytest_collection_finish():
     """What is there now stays, but for the names that `braintrace.compat` put into the package:
     garbage is looked for among what the tests make, and less often.

@@ -1,5 +1,6 @@
-"""``python -m tests.package``: both distributions are built, looked at as an index does, and
-installed on every Python that is there, where README's blocks have to print what README shows.
+"""``python -m tests.package [VERSION...]``: both distributions are built, looked at as an index
+does, and installed on these Pythons, as 3.12, or on the one that runs this; there README's blocks
+have to print what README shows.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST, PLACE = ROOT / 'dist', ROOT / 'build' / 'package'
-PYTHONS = ('3.11', '3.12', '3.13')
+OWN = '.'.join(map(str, sys.version_info[:2]))
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 
 
@@ -43,9 +44,11 @@ def build() -> tuple[Path, Path]:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the PATH, where a name may be a shim that does not run, or of
-    pyenv.
+    """A Python of this version: this one, or on the PATH, where a name may be a shim that does not
+    run, or of pyenv.
     """
+    if version == OWN:
+        return sys.executable
     pyenv = Path(os.environ.get('PYENV_ROOT', Path.home() / '.pyenv')) / 'versions'
     for found in (f'python{version}', *sorted(pyenv.glob(f'{version}.*/bin/python'))):
         with contextlib.suppress(OSError):
@@ -82,17 +85,18 @@ def read_me(page: Path) -> None:
     assert 'site-packages' in names['braintrace'].__file__, names['braintrace'].__file__
 
 
-def main() -> None:
+def main(versions: list[str]) -> None:
     wheels = build()
-    found = {version: interpreter(version) for version in PYTHONS}
+    found = {version: interpreter(version) for version in versions}
     for version, python in found.items():
         if python is None:
             print(f'{version} left out: there is no such Python')
         else:
             install(python, version, *wheels)
     if not any(found.values()):
-        sys.exit(f'none of Python {", ".join(PYTHONS)} is there')
+        sys.exit(f'none of Python {", ".join(versions)} is there')
 
 
 if __name__ == '__main__':
-    read_me(Path(sys.argv[1])) if sys.argv[1:] else main()
+    page = ROOT / 'README.md'
+    read_me(page) if sys.argv[1:] == [str(page)] else main(sys.argv[1:] or [OWN])

@@ -15,9 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = min((ROOT / 'benchmarks' / 'results').glob('*-cores*.json'))
 TINY = ('rnn', 3, 2, 4, 2)
 MODULES = (
-    *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
-    *('figures', 'tables', 'pages', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
-    'parts',
+    *('columns', 'cells', 'by_hand', 'worker', 'once', 'performance', 'figures'),
+    *('performance_page', 'accelerator', 'brain_scale', 'receipts', 'runner'),
 )
 
 
@@ -46,7 +45,7 @@ class TracesAtEachCall:
 
 def columns_of(bench):
     c = bench.columns
-    return [*c.SEQUENCES, *c.UPDATES, *c.OF_CELLS, *c.ON_DEVICE, c.EAGER, *c.windows_of(100)]
+    return [*c.SEQUENCES, *c.UPDATES, *c.OF_CELLS, c.EAGER, *c.windows_of(100)]
 
 
 def test_a_column_is_compiled_by_jit_or_by_its_own_call(bench):
@@ -106,11 +105,11 @@ BY_HAND += [(kind, True) for kind in ('lru', 'lru_complex', 'mingru')]
 @pytest.mark.parametrize(('kind', 'associative'), BY_HAND)
 def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind, associative):
     of_pictures = kind == 'conv_lstm'
-    spec = bench.models.Spec(kind, 6, 784 if of_pictures else 2, 12, 4, 1 if of_pictures else 2)
+    spec = bench.cells.Spec(kind, 6, 784 if of_pictures else 2, 12, 4, 1 if of_pictures else 2)
     with jax.enable_x64(True):
-        params, hidden = map(in_float64, bench.models.initial(spec))
+        params, hidden = map(in_float64, bench.cells.initial(spec))
         hidden = {name: h + 0.4 * (1 + i) for i, (name, h) in enumerate(hidden.items())}
-        xs, ys = in_float64(bench.models.data(spec))
+        xs, ys = in_float64(bench.cells.data(spec))
         oracle, _ = bench.worker.bptt(spec)
         gradient, _ = bench.worker.by_hand(spec, associative)
         at = params, hidden, 3 * xs, ys
@@ -123,22 +122,10 @@ def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind, associative):
 
 
 def test_every_cell_measured_has_a_kind_and_a_gradient_by_hand(bench):
-    rows, by_hand = bench.rows, {kind for kind, _ in BY_HAND}
+    rows, by_hand = bench.columns, {kind for kind, _ in BY_HAND}
     assert {spec[0] for spec in (*rows.MAIN, *rows.CELLS, *rows.CORNERS)} <= by_hand
     assert set(bench.cells.CELLS) == by_hand | set(rows.AS_PUBLIC.values())
-    assert set(bench.linear_loops.LINEAR) == set(rows.LINEAR)
-
-
-def test_products_and_bytes_inside_a_loop_count_as_often_as_it_turns(bench):
-    def program(h, xs, w):
-        return jax.lax.scan(lambda h, x: (jnp.tanh(x + h @ w), h), h, xs)
-
-    given = jnp.ones((4, 16)), jnp.ones((50, 4, 16)), jnp.ones((16, 16))
-    text = jax.jit(program).lower(*given).compile().as_text()
-    counted = bench.counts.count(text)
-    assert counted['flops'] == 50 * 2 * 4 * 16 * 16
-    least = 50 * 4 * (16 * 16 + 4 * 4 * 16)  # the weights, x, h, what is kept and the new h
-    assert least <= counted['bytes'] <= 3 * least
+    assert set(bench.by_hand.LINEAR) == set(rows.LINEAR)
 
 
 @pytest.fixture
@@ -151,16 +138,16 @@ def test_the_peer_is_compared_by_its_fastest_column(bench, found):
     row = found['sequences'][0]
     row['times']['public d_rtrl 2 windows']['median'] = row['times']['d_rtrl trace']['median'] / 3
     assert bench.figures.ratio(row, ('d_rtrl trace',), bench.figures.WINDOWS) == pytest.approx(3)
-    assert '| 3 |' in bench.report.peers(found)
+    assert '| 3 |' in bench.performance_page.peers(found)
 
 
 def test_auto_is_compared_with_the_fastest_fixed_window(bench, found):
     row = found['windows'][0]
     row['chosen']['trace'] = 32
     row['times']['trace 16']['median'] = row['times']['trace auto']['median'] / 2
-    assert bench.tables.auto(row, 'trace') == pytest.approx(2)
+    assert bench.performance_page.auto(row, 'trace') == pytest.approx(2)
     row['chosen']['trace'] = 16  # the same program: what is measured is the machine
-    assert bench.tables.auto(row, 'trace') == 1
+    assert bench.performance_page.auto(row, 'trace') == 1
 
 
 def test_the_page_says_whether_its_parts_are_of_one_run(bench, found):
@@ -176,7 +163,7 @@ def test_an_aim_says_how_many_rows_reach_it(bench, found):
         row['times']['d_rtrl drop']['median'] = 0.7 * row['times']['bptt']['median']
     lru = next(row for row in rows if tuple(row['spec']) == ('lru', 128, 10, 70))
     lru['times']['d_rtrl drop']['median'] *= 2
-    aim = next(line for line in bench.aims.aims(found).splitlines() if '0.80' in line)
+    aim = next(line for line in bench.performance_page.aims(found).splitlines() if '0.80' in line)
     assert '| 0.80 | 0.7 to 1.4 | 6 of 7 |' in aim
 
 
@@ -184,18 +171,12 @@ def test_readme_and_page_are_those_of_the_results_that_are_kept(bench, found):
     readme, page = (
         (ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'docs/performance.md')
     )
-    told = 'run python benchmarks/report.py'
-    assert bench.report.readme(readme, found, KEPT.stem) == readme, told
-    assert bench.report.page(found, KEPT.stem) == page, told
-
-
-def test_the_step_in_plain_parts_is_another_program_with_the_same_gradient(bench):
-    spec = bench.models.Spec('mingru', 6, 6, 5, 2)
-    runs = [bench.parts.compiled(spec, keep=False, plain=plain) for plain in (False, True)]
-    (ours, _, length), (plain, _, plain_length) = runs
-    assert length != plain_length
-    for found, wanted in zip(*(jax.tree.leaves(call()) for call in (ours, plain)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    told = 'run python benchmarks/performance_page.py'
+    assert bench.performance_page.readme(readme, found, KEPT.stem) == readme, told
+    assert bench.performance_page.page(found, KEPT.stem) == page, told
+    costs = bench.receipts.PAGE.read_text(encoding='utf-8')
+    kept = bench.runner.kept(bench.receipts.PATH)
+    assert bench.receipts.page(costs, kept) == costs, 'run python benchmarks/receipts.py page'
 
 
 @pytest.mark.nightly
@@ -206,7 +187,7 @@ def test_the_network_at_brain_scale_is_measured_in_a_small_form(bench):
         f'1000 memory {way}': {**times, 'memory': memory, 'built': memory}
         for way, times in turns.items()
     }
-    table = bench.brain_scale_table.described({'rows': {'1000 turns': turns, **rows}})
+    table = bench.performance_page.brain_scale({'rows': {'1000 turns': turns, **rows}})
     lines = table.splitlines()[2:]
     assert len(lines) == len(bench.brain_scale.WAYS) and '| 2 | 2 | 0.5 |' in lines[0]
     assert all(0 < way['cpu ms'] for way in turns.values())

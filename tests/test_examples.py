@@ -1,4 +1,6 @@
-"""The examples run, and show what README says of them."""
+"""The examples run at night, and show what README says of them; the gate runs one that is short,
+and looks at the names of all.
+"""
 
 import importlib.util
 import sys
@@ -6,6 +8,8 @@ from pathlib import Path
 
 import jax
 import pytest
+
+from tests import names
 
 EXAMPLES = Path(__file__).resolve().parent.parent / 'examples'
 
@@ -32,7 +36,12 @@ def optimised():
     jax.config.update('jax_disable_most_optimizations', True)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize('path', sorted(EXAMPLES.glob('*.py')), ids=lambda path: path.stem)
+def test_every_example_names_what_is_there(path):
+    assert not names.lost(path.read_text(encoding='utf-8'))
+
+
+@pytest.mark.nightly
 def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, tmp_path, capsys):
     results = digits.main(
         ['--epochs', '1', '--seeds', '1', '--output', str(tmp_path / 'curves.png')]
@@ -65,7 +74,7 @@ def test_a_model_of_another_framework_learns(name, capsys):
     assert figure >= limit if name in ('functional_plain', 'nnx_online') else figure <= limit
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
     first, last = load('spikes', 'matplotlib').main(tmp_path / 'spikes.png')
     assert first < 0.5 and last >= 0.9  # a quarter is right by chance
@@ -74,7 +83,7 @@ def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
     assert capsys.readouterr().out == told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures('optimised')
 def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
     before, after = load('brain_scale', 'matplotlib').main(5000, 600, tmp_path / 'rates.png')
@@ -92,7 +101,7 @@ TRAINED = {  # arguments in a small form, and whether the figure is good enough
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('name', TRAINED)
 def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
     arguments, good = TRAINED[name]

@@ -14,10 +14,7 @@ from braintrace import rules, tasks
 from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = (
-    *('nets', 'tables', 'pages', 'methods', 'learning', 'records', 'rules', 'rules_page'),
-    *('results', 'results_page', 'causes', 'acting'),
-)
+MODULES = ('runner', 'rules', 'rules_page', 'results', 'results_page', 'acting')
 
 
 @pytest.fixture(scope='module')
@@ -32,23 +29,23 @@ def board():
 
 @pytest.mark.slow
 def test_a_row_is_trained_scored_and_compared_with_bptt(board):
-    setting = board.learning.Setting(tasks.adding(4), 'GRU 16', 4, 3)
-    effort = board.learning.Effort(rates=(1e-3, 1e-2), seeds=(1, 2), turns=1)
-    found = board.rules.measured(setting, board.methods.NAMED['D_RTRL'], effort)
+    setting = board.rules.Setting(tasks.adding(4), 'GRU 16', 4, 3)
+    effort = board.rules.Effort(rates=(1e-3, 1e-2), seeds=(1, 2), turns=1)
+    found = board.rules.measured(setting, board.rules.NAMED['D_RTRL'], effort)
     assert found['rate'] in (1e-3, 1e-2) and set(found['validation']) == {'0.001', '0.01'}
     assert np.all(np.isfinite(found['scores'])) and len(set(found['scores'])) == 2
     assert 0.5 < found['cosine'][0] < 1 and found['time'] > 0
     assert found['bytes'] == 4 * (2 + 16 + 1) * 16 * 2 * 4  # batch, rows, units, two gates, float32
-    refused = board.methods.Method('refused', lambda: rules.es_d_rtrl(2.0))
+    refused = board.rules.Method('refused', lambda: rules.es_d_rtrl(2.0))
     assert 'OptionError' in board.rules.measured(setting, refused, effort)['refused']
 
 
 @pytest.mark.slow
 def test_a_stream_is_learnt_on_the_way(board):
-    setting = board.learning.Setting(tasks.shifting_sine(64, shift_every=32), 'LRU 64', 1, 1)
-    study = board.learning.Study(setting, board.methods.NAMED['exact windows of 8'])
+    setting = board.rules.Setting(tasks.shifting_sine(64, shift_every=32), 'LRU 64', 1, 1)
+    study = board.rules.Study(setting, board.rules.NAMED['exact windows of 8'])
     starts = jax.tree.map(lambda p: p[None], study.initial(0))
-    scores, params = board.learning.judged(study, study, starts, (1e-2,), (0,), 'test')
+    scores, params = board.rules.judged(study, study, starts, (1e-2,), (0,), 'test')
     assert np.isfinite(scores).all()
     moved = jax.tree.map(lambda new, old: np.abs(new - old).max() > 0, params, starts)
     assert all(jax.tree.leaves(moved))
@@ -63,7 +60,7 @@ def test_cut_reverse_mode_stops_at_its_borders(board):
     xs, ones = np.ones(4, np.float32), np.ones(4, np.float32)
     at = np.float32(0.5), state, xs, xs, ones
     loss = lambda out, target: out
-    whole, halves = (board.methods.reverse(cell, loss, cut)(*at)[0] for cut in (None, 2))
+    whole, halves = (board.rules.reverse(cell, loss, cut)(*at)[0] for cut in (None, 2))
     # states 1, 1.5, 1.75, 1.875; derivatives 0, 1, 2, 2.75, and behind a border 1.5, 2.5
     assert whole * 4 == pytest.approx(0 + 1 + 2 + 2.75)
     assert halves * 4 == pytest.approx(0 + 1 + 1.5 + 2.5)
@@ -76,19 +73,19 @@ def test_a_run_that_was_cut_off_goes_on_and_says_what_it_ran_on(board, tmp_path)
         done.append(name)
         if name == 'second' and done.count(name) == 1:
             raise KeyboardInterrupt
-        return {'task': 'adding', 'net': 'GRU', 'row': name}
+        return {'scores': [0.5], 'seconds': 1.0}
 
     rows = {('adding', 'GRU', n): (lambda n=n: measured(n)) for n in ('first', 'second', 'third')}
     given = types.SimpleNamespace(quick=False, again=False, only=('*',), output=path)
     with pytest.raises(KeyboardInterrupt):
-        board.records.measure(given, rows, str)
-    board.records.measure(given, rows, str)
+        board.runner.measure(given, rows)
+    board.runner.measure(given, rows)
     found = json.loads(path.read_text(encoding='utf-8'))
     assert done == ['first', 'second', 'second', 'third']
     assert [record['row'] for record in found['records']] == ['first', 'second', 'third']
     assert found['versions']['braintrace'] == braintrace.__version__
     given.only, given.again = ('*third',), True
-    board.records.measure(given, rows, str)
+    board.runner.measure(given, rows)
     assert done[4:] == ['third']
 
 
@@ -116,7 +113,7 @@ def test_the_page_names_the_best_row_and_the_smallest_that_is_near(board):
 
 
 def test_the_best_rate_is_one_whose_score_is_a_number(board):
-    best = board.learning.best
+    best = board.rules.best
     assert best((1, 2, 3), np.array([np.nan, 0.1, 0.2]), tasks.adding(20)) == 2
     assert best((1, 2, 3), np.array([np.nan, 0.1, 0.2]), tasks.digits()) == 3
 

@@ -1,16 +1,19 @@
 """What runs when: the choices of ``tests.tiers`` and ``tests.cover``, the marks and the summary of
-``tests.costs``.
+``tests.costs``; and what it holds, by ``tests.memory``.
 """
 
 import ast
+import functools
 import itertools
 import json
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from tests import costs, cover, faults, mutants, tiers
+from tests import costs, cover, faults, memory, mutants, tiers
 
 SIZES = [(5, 2, 2), (3, 4, 3), (2, 2), (1, 6), (2, 2, 2, 2)]
 
@@ -166,6 +169,42 @@ def test_what_a_run_measured_gives_the_marks():
 def test_the_cost_of_a_test_is_in_its_report(request):
     clock = request.config.pluginmanager.get_plugin('costs-clock')
     assert clock is not None and costs.cpu_seconds() >= clock.last > 0
+
+
+@pytest.fixture
+def told():
+    if not memory.peak_bytes():
+        pytest.skip('the system does not tell the memory of a process by a file')
+
+
+@pytest.mark.usefixtures('told')
+def test_memory_that_a_test_held_and_gave_back_counts():
+    before = memory.resident_bytes()
+    np.ones(2**25)  # 256 MiB
+    assert memory.peak_bytes() > before + 2**27 > memory.peak_bytes()
+
+
+@pytest.mark.usefixtures('told')
+def test_a_test_above_the_limit_ends_in_an_error_that_names_it(request, monkeypatch):
+    monkeypatch.setattr(memory, 'MOST', 2**20)
+    ends = memory.pytest_runtest_teardown(request.node, request.node)
+    next(ends)
+    with pytest.raises(pytest.fail.Exception, match=re.escape(request.node.nodeid)):
+        next(ends)
+
+
+@functools.cache
+def kept(of):
+    return [of]
+
+
+def test_where_much_stays_what_helpers_keep_is_dropped_too(monkeypatch):
+    first = kept(1)
+    memory.drop()
+    assert memory.resident_bytes() > memory.BETWEEN or kept(1) is first
+    monkeypatch.setattr(memory, 'BETWEEN', -1)
+    memory.drop()
+    assert kept(1) is not first
 
 
 def test_each_mutant_changes_one_place_and_names_tests():

@@ -1,9 +1,6 @@
 """How XLA compiles the tests: quickly instead of well, since compiling is most of their cost."""
 
-import gc
-import itertools
 import os
-from pathlib import Path
 
 import jax
 
@@ -25,28 +22,3 @@ def compile_quickly():
     jax.config.update('jax_disable_most_optimizations', True)
     os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
     os.environ['XLA_FLAGS'] = ' '.join([*FLAGS, os.environ.get('XLA_FLAGS', '')])
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell it by a file."""
-    table = Path('/proc/self/statm')
-    return int(table.read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') if table.exists() else 0
-
-
-_asked, _most = itertools.count(), [3 * 2**30]
-
-
-def make_room() -> None:
-    """Drop compiled programs where this process holds much memory, or half of the 65,530 mappings
-    of it that Linux gives: each program takes some, and XLA ends in a segmentation fault where
-    there are no more.
-
-    It looks at every 16th call; what an allocator keeps for itself is not dropped again.
-    """
-    maps = Path('/proc/self/maps')
-    if next(_asked) % 16 or not maps.exists():
-        return
-    if resident_bytes() > _most[0] or maps.read_bytes().count(b'\n') > 32_000:
-        jax.clear_caches()
-        gc.collect()
-        _most[0] = max(_most[0], resident_bytes() + 2**29)

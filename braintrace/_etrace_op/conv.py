@@ -91,7 +91,7 @@ def _impl(x, kernel, *bias, has_bias: bool = False, strides, dimension_numbers=N
 
 # For a CPU, XLA has a fast convolution where the axes stand as in ``VALUES``. In the entry of a
 # program it moves them there, in a loop it does not, and the derivatives of ``VALUES`` have other
-# orders: in a loop they take up to 17 times as long (``benchmarks/convolutions.py``). So each of
+# orders: in a loop they take up to 17 times as long (docs/performance.md). So each of
 # them is that of an order whose reverse rule stands as ``VALUES`` do; forward mode
 # there takes up to 53 times as long instead.
 VALUES = 'N{}C', '{}IO', 'N{}C'

@@ -9,9 +9,10 @@
   are evaluated there.
 
 What passes from one part to another is stored for each step: the least number of bytes from which
-the rest follows by cheap equations, a minimal cut. ``python benchmarks/parts.py``: beside a step in
-three plain parts, in which nothing is computed again, a gradient takes of the time, with a dropped
-and a kept trace: LRU 0.57, 0.76; LSTM 0.92, 0.94; GRU 1.00, 0.95; a sample of 64 units 0.96, 1.25.
+the rest follows by cheap equations, a minimal cut. Beside a step in three plain parts, in which
+nothing is computed again, a gradient takes of the time, with a dropped and a kept trace: LRU 0.57,
+0.76; LSTM 0.92, 0.94; GRU 1.00, 0.95; a sample of 64 units 0.96, 1.25 (measured once with
+``benchmarks/parts.py`` of commit c9d827641315).
 """
 
 from __future__ import annotations

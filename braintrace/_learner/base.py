@@ -129,9 +129,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         Of what the model reads from ``brainstate.environ``, ``t``, ``i`` and arrays are inputs of
         the step, which each call reads anew. All else (``dt``, ``fit``, ``precision``) is taken as
-        it is now, until compiled again, and a call at another value is refused. What Python holds
-        beside (a global, an attribute of a module that is no state) stays as it is now, as under
-        ``jax.jit``.
+        it is now, until compiled again, and a call at another value is refused. Reads by ``get``
+        and what calls it are seen, however they are imported; ``all`` reads every value. What
+        ``context(...)`` binds by ``as``, and what Python holds beside (a global, an attribute of a
+        module that is no state), is not seen: it stays as it is now, as under ``jax.jit``.
         """
         if not inputs:
             check_needs_no_inputs(self.model.update, 0, 'compile(model, rule, x)')
@@ -285,7 +286,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         ``online`` is made by :func:`braintrace.functional.online` of ``online.cell(params, carry,
         *inputs) -> (outputs, carry)``, one step of the model; params and carry are dicts by path.
         No state is read or written through them. Where the step reads ``t``, ``i`` or arrays of
-        ``brainstate.environ``, a dict of them is its last input.
+        ``brainstate.environ``, a dict of them is its last input; :meth:`with_environment` puts it
+        behind sequences.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -298,6 +300,29 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         bound = self._compiled()
         bound.states.environment.check()
         return bound.core, *bound.states.values()
+
+    def with_environment(self, xs, length: int) -> tuple:
+        """Sequences of ``length`` steps as the functions of :meth:`pure` take them: all inputs, and
+        behind them a dict of what the step reads of ``brainstate.environ``, if it does. The time
+        ``t`` goes on by ``dt`` and ``i`` by one, from the values there or zero; arrays stay.
+
+        Raises :class:`braintrace.errors.StructureError` for what is not set there.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> [xs.shape for xs in learner.with_environment(jnp.ones((5, 3, 2)), 5)]
+        [(5, 3, 2)]
+        """
+        states = self._compiled().states
+        xs = states.taken(xs)
+        if not states.environment.inputs or len(xs) != len(states.example):
+            return xs
+        read, times = states.environment.along(length)
+        return *xs, {
+            **jax.tree.map(lambda a: jnp.broadcast_to(a, (length, *a.shape)), read),
+            **times,
+        }
 
     # saving ---------------------------------------------------------------------------------------
 
@@ -331,7 +356,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
-        The arrays are copied, so one tree serves many times. Raises
+        The arrays are copied, so one tree serves many times, and go where :meth:`place` put those
+        of this learner. Raises
         :class:`braintrace.errors.StructureError`, and changes nothing, where a name, a shape, a
         dtype, the rule or the model's step differs.
 

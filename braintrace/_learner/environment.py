@@ -8,8 +8,9 @@ another one is refused.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Mapping
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._compiler import abstract
+from .._compiler import abstract, describe_aval
 from .._jax import Tracer, is_key
 from ..errors import StepFunctionError, StructureError
 
@@ -27,35 +28,48 @@ INDEX, TIME, STEP = brainstate.environ.I, brainstate.environ.T, brainstate.envir
 CLOCK = INDEX, TIME
 ABSENT = object()  # the value of a key that is not set
 NUMBERS = int | float | np.number | np.ndarray | jax.Array
-READING = threading.RLock()  # `brainstate.environ.get` is replaced for one of several threads
+
+
+class _Watched(defaultdict):
+    """What contexts set in this thread, as brainstate keeps it; ``note`` hears of what is read."""
+
+    def __init__(self, contexts: Mapping, note: Callable):
+        super().__init__(list, contexts)
+        self.note = note
+
+    def __contains__(self, key):  # asked by `environ.get`, however it is imported
+        self.note(key)
+        return super().__contains__(key)
+
+    def items(self):  # asked by `environ.all`, which this module and each new context call too
+        if sys._getframe(2).f_globals['__name__'] not in (__name__, brainstate.environ.__name__):
+            for key in brainstate.environ.all():
+                self.note(key)
+        return super().items()
 
 
 @contextlib.contextmanager
 def reads() -> Iterator[dict[str, Any]]:
-    """The keys that this thread reads inside the block, with their values: those of the environment
-    around it, not what the block sets itself.
+    """The keys that this thread reads inside the block, with their values (``ABSENT``: it is not
+    set): those of the environment around it, not what the block sets itself.
     """
-    environ, found, thread = brainstate.environ, {}, threading.get_ident()
-    with READING:
-        get, around = environ.get, environ.all()
+    state = brainstate.environ._ENV_STATE
+    own = getattr(state, '_local', state)  # local to a thread; the state itself in brainstate 0.5
+    contexts, around, found = state.contexts, brainstate.environ.all(), {}
 
-        def watched(key, *args, **more):
-            mine = more.get('env') is None and threading.get_ident() == thread
-            try:
-                value = get(key, *args, **more)
-            except KeyError:
-                value = ABSENT
-                raise
-            finally:
-                if mine and (value is around[key] if key in around else key not in environ.all()):
-                    found.setdefault(key, value)
-            return value
+    def note(key):
+        values = state.contexts.get(key)
+        value = values[-1] if values else state.settings.get(key, ABSENT)
+        if value is around.get(key, ABSENT):
+            found.setdefault(key, value)
+        if isinstance(contexts, _Watched):
+            contexts.note(key)
 
-        environ.get = watched
-        try:
-            yield found
-        finally:
-            environ.get = get
+    own.contexts = _Watched(contexts, note)
+    try:
+        yield found
+    finally:
+        own.contexts = contexts
 
 
 def token(value) -> tuple:
@@ -104,7 +118,7 @@ def _same(then, now) -> bool:
 def _is_input(key: str, value) -> bool:
     leaves = jax.tree.leaves(value)
     arrays = bool(leaves) and all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
-    return key in CLOCK or (key != STEP and arrays)
+    return value is not ABSENT and (key in CLOCK or (key != STEP and arrays))
 
 
 def _as_input(value, like=None):
@@ -124,6 +138,42 @@ def _as_input(value, like=None):
         return x.astype(like.dtype) if same else x
 
     return jax.tree.map(leaf, arrays, like)
+
+
+def _fitted(key: str, value, like):
+    """A value as the arrays that it is to be ``like``, but of any shape."""
+    try:
+        now = _as_input(value, like)
+    except TypeError:  # JAX holds no such value
+        now = None
+    wanted: Any = jax.tree.structure(like)
+    if jax.tree.structure(now) != wanted:
+        raise StructureError(
+            f'the step was compiled for {key} = {_shown(like)} of brainstate.environ, which has '
+            f'{key} = {_shown(value)} now. Give an array like that one, or compile again '
+            '(learner.compile_graph(x)).'
+        )
+    return now
+
+
+def remedy(key: str) -> str:
+    """What to do where the environment has no value for what a sequence reads of it."""
+    missing = STEP if key == TIME else key
+    why = "'dt' is not set, by which time goes on. " if key == TIME else ''
+    return f'{why}Call it inside of `with brainstate.environ.context({missing}=...):`.'
+
+
+def clock(length: int | None = None) -> dict[str, Any]:
+    """The number and the time of a step, from those of the environment or zero on; of all steps of
+    a sequence with a ``length``.
+    """
+    get = brainstate.environ.get
+    step = get(STEP, default=None)
+    steps = 0 if length is None else jnp.arange(length)
+    found = {INDEX: get(INDEX, default=0) + steps}
+    if step is not None:
+        found[TIME] = get(TIME, default=0 * step) + steps * step
+    return found
 
 
 # The values of a loop over time, which are the same at all of its steps.
@@ -174,16 +224,28 @@ class Environment:
                     else ' `braintrace.evaluate` and `etrace_evolve(..., '
                     'trace=False)` run the model itself, in the environment as it is.'
                 )
+                some, others = _shown(then), _shown(now)
+                others += ' of other numbers' if some == others else ''
                 raise StructureError(
-                    f'the step was compiled with {key} = {_shown(then)}, and the environment has '
-                    f'{key} = {_shown(now)} now. Go back to that {key}, or compile again '
+                    f'the step was compiled with {key} = {some}, and the environment has '
+                    f'{key} = {others} now. Go back to that {key}, or compile again '
                     f'(learner.compile_graph(x)).{alone}'
                 )
 
     def present(self) -> dict[str, Any]:
         """The inputs as they are now, those that are set."""
         now = {key: brainstate.environ.get(key, default=ABSENT) for key in self.inputs}
-        return {k: _as_input(x, self.inputs[k]) for k, x in now.items() if x is not ABSENT}
+        return {k: _fitted(k, x, self.inputs[k]) for k, x in now.items() if x is not ABSENT}
+
+    def along(self, length: int) -> tuple[dict, dict]:
+        """What is the same at all steps of a sequence, and the number and the time of each one."""
+        with self.completed():  # with the `dt` that was compiled
+            times, read = clock(length), self.present()
+        found = {key: (times if key in CLOCK else read).get(key) for key in self.inputs}
+        for key in (key for key, value in found.items() if value is None):
+            raise StructureError(f'the step reads {key!r} of brainstate.environ. {remedy(key)}')
+        own = {key: found.pop(key) for key in CLOCK if key in found}
+        return found, {key: _as_input(x, self.inputs[key]) for key, x in own.items()}
 
     def values(self) -> tuple:
         """What stands behind the inputs of the step: a dict of all that it reads, or nothing."""
@@ -206,5 +268,16 @@ class Environment:
 
 
 def _shown(value) -> str:
+    """A value as messages show it: single numbers, and the kinds of arrays."""
+
+    def leaf(x):
+        numbers, unit = u.get_magnitude(x), u.get_unit(x)
+        known = isinstance(numbers, jax.Array | np.ndarray) and not is_key(numbers)
+        if not hasattr(numbers, 'shape') or (known and not numbers.shape):
+            return x
+        return describe_aval(numbers) + (f' {unit}' if isinstance(x, u.Quantity) else '')
+
+    if value is ABSENT or isinstance(value, str):
+        return 'nothing' if value is ABSENT else repr(value)
     with jax.ensure_compile_time_eval():
-        return 'nothing' if value is ABSENT else str(value)
+        return str(jax.tree.map(leaf, value, is_leaf=lambda x: isinstance(x, u.Quantity)))

@@ -17,7 +17,7 @@ from .._signatures import does_not_fit, public
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from ..errors import OptionError, StructureError
 from .base import ETraceLearner
-from .environment import CLOCK, INDEX, STEP, TIME
+from .environment import STEP, clock, remedy
 from .learners import Lanes
 from .states import ModelStates, as_path
 from .step_functions import Bound, Touched
@@ -60,9 +60,9 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     length_of(xs, ys)
     bound = learner._compiled()
     environment = bound.states.environment
-    example: Any = jax.tree.structure(bound.states.example)
-    xs = xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
+    xs = bound.states.taken(xs)
     environment.check(STEP)
+    environment.present()  # refuses what fits no input
     size = _batch_of(bound, xs)
     with jax.transfer_guard('allow'):  # of the number 0
         first = jax.tree.map(lambda a: a[0], xs)
@@ -138,11 +138,8 @@ class Aside:
 
     def _along(self, params, carry, xs):
         length = length_of(xs)
-        environment, times = self.states.environment, clock(length)
-        read = environment.present()
-        if TIME in environment.inputs and TIME not in times:
-            raise StructureError(f"the step reads 't' of brainstate.environ. {remedy(TIME)}")
-        xs = xs, {key: times[key] for key in CLOCK if key in environment.inputs}
+        read, times = self.states.environment.along(length)
+        xs = xs, times
         now = strong(carry), buffers(self.shown, length)
         if not _jax.is_outermost():
             return along(self.cell, *now, params, read, xs, 0, length)[1]
@@ -155,13 +152,6 @@ class Aside:
         if error is not None:
             raise error
         return outputs
-
-
-def remedy(key: str) -> str:
-    """What to do where the environment has no value for what a model reads of it."""
-    missing = STEP if key == TIME else key
-    why = "'dt' is not set, by which time goes on. " if key == TIME else ''
-    return f'{why}Evaluate inside of `with brainstate.environ.context({missing}=...):`.'
 
 
 def _copied(states: ModelStates) -> brainstate.nn.Module:
@@ -193,19 +183,6 @@ def along(cell: Callable, carry, shown, params, read: dict, xs, start, stop):
         return carry, jax.tree.map(put, now[1], outputs)
 
     return jax.lax.fori_loop(start, stop, step, (carry, shown))
-
-
-def clock(length: int | None = None) -> dict[str, Any]:
-    """The number and the time of a step, from those of the environment or zero on; of all steps of
-    a sequence with a ``length``.
-    """
-    get = brainstate.environ.get
-    step = get(STEP, default=None)
-    steps = 0 if length is None else jnp.arange(length)
-    found = {INDEX: get(INDEX, default=0) + steps}
-    if step is not None:
-        found[TIME] = get(TIME, default=0 * step) + steps * step
-    return found
 
 
 @contextmanager

@@ -386,6 +386,11 @@ class ModelStates:
         world = self.now()
         return world.read(Role.WEIGHT), world.read(*CARRY)
 
+    def taken(self, xs) -> tuple:
+        """The inputs that ``xs`` holds: a tuple has several, unless the example is it as one."""
+        example: Any = jax.tree.structure(self.example)
+        return xs if type(xs) is tuple and jax.tree.structure((xs,)) != example else (xs,)
+
     def cell(self) -> Callable:
         """The model's update as ``(params, carry, *inputs) -> (outputs, carry)``; its states are
         left as they were. What it reads of the environment and varies is a dict, its last input.
@@ -397,7 +402,8 @@ class ModelStates:
             if environment.inputs and len(inputs) == len(own):
                 raise StructureError(
                     f'the step reads {[*environment.inputs]} of brainstate.environ: give a dict of '
-                    'them as its last input, of a sequence with time in axis 0.'
+                    'them as its last input, of a sequence with time in axis 0: '
+                    '`learner.with_environment(xs, len(xs))` puts it there.'
                 )
             read = inputs[-1] if environment.inputs else {}
             with environment.completed(**read), world.running({**params, **carry}):

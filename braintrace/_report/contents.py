@@ -138,6 +138,31 @@ def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
 # ---- relations and their trace ----
 
 
+def batch_size(graph: ETraceGraph) -> int | None:
+    """The batch size, if the trace grows by as much for each sample: not where the samples of an op
+    reach states of others, or each sample has an op of its own, nor where a rule that follows every
+    path meets a batch that is not axis 0.
+    """
+    if graph.lanes is None or graph.lanes < 2:
+        return graph.lanes
+    compiled = graph.seen[1] if graph.seen else graph
+    if graph.scope is not None and any(compiled.batch_axes.values()):
+        return None
+    single = set()
+    for pair in pairs(compiled):
+        if pair.lane is None:
+            continue
+        if pair.lane.size == 1:
+            single.add(int(pair.lane.reshape(())))
+        own = pair.coords.added if pair.coords.axis == 0 else 0  # the place of y's axis 0
+        if pair.lane.size == graph.lanes and pair.lane.shape[own : own + 1] == (1,):
+            x, y = (() if a is None else a.shape[:1] for a in (pair.op.x_aval, pair.op.y_aval))
+            of_lanes = pair.op.primitive.batched and x == y
+            if (of_lanes or pair.op.is_its_weight) and y == (graph.lanes,):
+                return None
+    return None if len(single) == graph.lanes else graph.lanes
+
+
 def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]:
     relations = graph.hidden_param_op_relations
     trace = once = _trace_shapes(graph, init)
@@ -168,6 +193,9 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
             coords = pair.coords.shape
             if behind and first.shape[axis : axis + len(coords)] == coords:
                 batch = axis + behind[0]
+            weight = rel.op.weight_avals.get(slot)
+            if weight is not None and first.shape == weight.shape and not rel.op.is_its_weight:
+                batch = None  # one for all samples
             dtype, rounds = held_dtype(first.dtype), ''
             if jnp.issubdtype(dtype, jnp.inexact):
                 own = entry_dtype(graph, pair, dtype)

@@ -145,9 +145,10 @@ class Report:
             raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')
         if self.batch_size is None:
             raise OptionError(
-                'the step has no batch axis that its ops share, so its trace has no other batch '
-                f'size than {batch_size}: it '
-                f'takes {self.memory} bytes as compiled. Under jax.vmap count that for each lane.'
+                'the step has no batch axis that its ops share, or samples that reach each other, '
+                f'so its trace is not known at batch size {batch_size}: it takes {self.memory} '
+                'bytes as compiled. Compile it at that size, or under jax.vmap count that for each '
+                'lane.'
             )
         relations = tuple(
             dataclasses.replace(r, trace=tuple(t.at(batch_size) for t in r.trace))
@@ -244,7 +245,7 @@ def make_report(graph: ETraceGraph, rule: Any, share_of: Callable | None = None)
         rule=name,
         approximation='; '.join(dict.fromkeys(filter(None, [left_out, *here]))),
         axes=contents.axis_lines(rule),
-        batch_size=graph.lanes,
+        batch_size=contents.batch_size(graph),
         groups=contents.group_rows(graph, cuts),
         relations=relations,
         parameters=contents.parameter_rows(graph, cuts, relations, left_out, remembers),

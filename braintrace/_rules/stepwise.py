@@ -97,8 +97,9 @@ class StepRule(Stepwise, PositionWise):
     ``start(pair)`` returns ``e``, a dict of arrays of zeros. ``step(pair, e, x, d, df)`` returns e
     after a step with the op's input ``x`` (None: it has none, as ``pair.op.x_aval`` says). After a
     reset the e that it gets is zero, an array whose axis 0 is the batch in the samples that were
-    reset; single samples are not reset beside an array without it. ``read(pair, e, lam)`` returns
-    the gradient of each weight of the op, by the names and in the shapes of
+    reset; single samples are not reset beside an array without it. An axis 0 as long as the batch
+    is taken for it, so put something else in another axis. ``read(pair, e, lam)`` returns the
+    gradient of each weight of the op, by the names and in the shapes of
     ``pair.op.weight_avals``; zeros for one without a history. An op in a loop of the step has an
     axis for the turns in front of x and df. Where an element of y feeds several positions of the
     states, as a weight of a neuron does in each sample, ``coords`` has ``pair.coords.added`` axes

@@ -698,7 +698,7 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
             if i + size == len(part.mask):
                 now, pending = run.write(before[0], now, pending, gradients), None
             if options.resets:
-                known = all_finite(grads)
+                known = all_finite(grads) & stays_finite(learnt, before)
                 learnt = jax.tree.map(partial(kept_finite, known), learnt, before)
                 now, pending, flags = run.mended(now, pending, known)
                 skipped = Skipped(skipped.updates + ~known, skipped.samples + flags)
@@ -759,7 +759,7 @@ def all_finite(tree) -> jax.Array:
     for x in jax.tree.leaves(tree):
         if is_inexact(x) and x.size:
             # a product, since XLA would make a gradient once more for a sum that reads it
-            rows = x.reshape(-1, *x.shape[-1:])
+            rows = x.reshape(-1, *(x.shape[-1:] or (1,)))
             small = jnp.full(rows.shape[1:], jnp.finfo(x.dtype).tiny, x.dtype)
             wide = jnp.promote_types(x.dtype, jnp.float32)
             total = jnp.matmul(rows, small, preferred_element_type=wide)
@@ -767,9 +767,21 @@ def all_finite(tree) -> jax.Array:
     return jnp.array(found, bool).all()
 
 
+def stays_finite(new, old) -> jax.Array:
+    """Whether every number of a tree is finite that was so before."""
+
+    def of_finite(x, before):
+        return jnp.where(jnp.isfinite(before), x, 0) if is_inexact(x) else x
+
+    # the old numbers are read only where a new one is not finite
+    fine = all_finite(new)
+    look = lambda: all_finite(jax.tree.map(of_finite, new, old))
+    return jax.lax.cond(anywhere(~fine), look, lambda: fine)
+
+
 def kept_finite(known: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new numbers of the weights or of the optimiser, if the gradient was ``known``; one that
-    would not be finite any more stays.
+    """The new numbers of the weights or of the optimiser, if the update was ``known``; one that is
+    not finite before and after stays.
     """
     if is_inexact(new):
         known &= jnp.isfinite(new)

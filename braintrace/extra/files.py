@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 from jax.experimental import multihost_utils
@@ -33,12 +32,12 @@ from .saving import (
     FILE,
     FINGERPRINT,
     PARTS,
-    as_like,
     check_fingerprint,
     descriptions,
     differences,
     named_leaves,
     numbers_of,
+    placed,
     refused,
 )
 
@@ -153,7 +152,7 @@ def load_state(file: File, like: Any, learner=None) -> Any:
         _check_alike(fingerprint, {'whether it sees the file': there})
         numbers, content = _in_all(lambda: _read(file, leaves, here, fingerprint), 'read')
         _check_alike(fingerprint, {'the content of the file': content})
-    return jax.tree.unflatten(treedef, map(_placed, numbers, leaves.values()))
+    return jax.tree.unflatten(treedef, map(placed, numbers, leaves.values()))
 
 
 def _read(
@@ -268,19 +267,6 @@ def _regular(path: str, flags: int) -> int:
         return found
     os.close(found)
     raise OptionError(f'{path} is no regular file, so it can not be read.')
-
-
-def _placed(numbers: np.ndarray, like):
-    """The numbers of a file as the leaf ``like`` holds its own, and where it holds them."""
-    # an array that was placed goes there again; a part of it, where others have the rest
-    sharding = getattr(u.get_magnitude(like), 'sharding', None)
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return as_like(jnp.asarray(numbers), like)
-    if not sharding.is_fully_addressable:
-        of_shard = lambda at: np.asarray(numbers[at])  # noqa: E731
-        return as_like(jax.make_array_from_callback(numbers.shape, sharding, of_shard), like)
-    leaf = as_like(jnp.asarray(numbers), like)
-    return jax.tree.map(lambda x: jax.device_put(x, sharding), leaf)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,8 @@ def restore(
     def describe(x) -> str:
         if not hasattr(x, 'dtype') and isinstance(x, bool | int | float | complex):
             x = jnp.asarray(x)
-        return describe_aval(x) if hasattr(x, 'shape') else type(x).__name__
+        unit = f' {u.get_unit(x)}' if _is_quantity(x) else ''
+        return describe_aval(x) + unit if hasattr(x, 'shape') else type(x).__name__
 
     old = {path: state.value for path, state in states.items()}
     leaves, treedef = named_leaves(old, _entry)
@@ -165,7 +166,7 @@ def restore(
     for name in tree:
         with refused(f'the entry {name!r} of the tree can not be read'):
             entry = entries[name] = tree[name]
-            if name in (RULE, FINGERPRINT):
+            if name in (RULE, FINGERPRINT) and not _is_quantity(entry):
                 there[name] = bytes(np.asarray(entry, np.uint8)).decode(errors='replace')
             else:
                 there[str(name)] = describe(entry)
@@ -192,7 +193,7 @@ def restore(
             array = jnp.array(entries[name])
             if describe(array) != here[name]:
                 raise ValueError(f'it is {describe(array)}')
-            new.append(as_like(array, leaf))
+            new.append(placed(array, leaf))
     with held():  # an interrupt waits until all are written
         try:
             for path, value in jax.tree.unflatten(treedef, new).items():
@@ -267,6 +268,18 @@ def as_like(numbers, like):
     if is_key(like):
         return jax.random.wrap_key_data(numbers, impl=kind_of_key(like))
     return u.Quantity(numbers, unit=u.get_unit(like)) if _is_quantity(like) else numbers
+
+
+def placed(numbers, like):
+    """Numbers as the leaf ``like`` holds its own, on the mesh on which it was placed."""
+    sharding = getattr(u.get_magnitude(like), 'sharding', None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return as_like(jnp.asarray(numbers), like)
+    if isinstance(numbers, np.ndarray) and not sharding.is_fully_addressable:
+        of_shard = lambda at: np.asarray(numbers[at])  # noqa: E731
+        return as_like(jax.make_array_from_callback(numbers.shape, sharding, of_shard), like)
+    leaf = as_like(jnp.asarray(numbers), like)
+    return jax.tree.map(lambda x: jax.device_put(x, sharding), leaf)
 
 
 def kind_of_key(key):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._signatures import ShowsArguments
 from ..errors import EtpUnitError, OptionError, StructureError
 from ._arguments import (
     ORTHOGONAL,
@@ -26,10 +25,10 @@ from ._arguments import (
     initial_value,
 )
 from ._linear import Linear
-from ._time import is_real
+from ._time import HasNumbers, is_real
 
 
-class StatefulLayer(ShowsArguments, brainstate.nn.Module):
+class StatefulLayer(HasNumbers, brainstate.nn.Module):
     """A layer with hidden states, whose samples have the shape ``in_size``.
 
     :meth:`transition` maps an input and the states' old values to the output and their new values.

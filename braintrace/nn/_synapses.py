@@ -8,12 +8,12 @@ import brainstate
 import numpy as np
 import saiunit as u
 
-from .._signatures import ShowsArguments, refuses
+from .._signatures import refuses
 from ..errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
 from ._neuron import filled
-from ._time import check_time, decay, numbers, one_clock, plain
+from ._time import HasNumbers, check_time, decay, numbers, one_clock, plain
 
 
 class Synapse(StatefulLayer):
@@ -244,7 +244,7 @@ class STP(Synapse):
         return output, (resources - output, *use)
 
 
-class Output(ShowsArguments, brainstate.nn.Module):
+class Output(HasNumbers, brainstate.nn.Module):
     """What makes a current of the state g of a synapse; it has no states."""
 
     def _of_targets(self, name: str, g: Any) -> Any:

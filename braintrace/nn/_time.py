@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
+from .._signatures import ShowsArguments
 from ..errors import EtpUnitError, OptionError
 
 
@@ -35,9 +36,18 @@ def refuse_state(owner: str, name: str, value: Any) -> None:
     if isinstance(value, brainstate.State):
         raise OptionError(
             f'{owner}: {name} is a {type(value).__name__}; give numbers, which do not learn. For '
-            f'one that learns, write a subclass whose step reads it by braintrace.element_wise '
-            '(docs/reference/layers.md, "A time constant that learns").'
+            f'one that learns, write a subclass whose step reads a parameter of another name by '
+            'braintrace.element_wise (docs/reference/layers.md, "A time constant that learns").'
         )
+
+
+class HasNumbers(ShowsArguments):
+    """A base whose subclasses keep numbers, in the place of which no state is set later."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if is_real(u.get_magnitude(vars(self).get(name))):
+            refuse_state(type(self).__name__, name, value)
+        super().__setattr__(name, value)
 
 
 def numbers(

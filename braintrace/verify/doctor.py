@@ -35,6 +35,10 @@ class ModelLearner(Protocol):
         """The learner as pure functions, and the model's parameters and carry."""
         ...
 
+    def with_environment(self, xs, length: int) -> tuple:
+        """Sequences as these functions take them, with what the model reads beside its inputs."""
+        ...
+
 
 @public('braintrace.verify.diagnose')
 def diagnose(
@@ -58,7 +62,8 @@ def diagnose(
     learner : ETraceLearner or OnlineLearner
         A compiled learner.
     xs, ys : pytrees
-        Time in axis 0; a plain tuple ``xs`` holds several inputs.
+        Time in axis 0; a plain tuple ``xs`` holds several inputs. What the model reads of
+        ``brainstate.environ`` is as it is around the call: time goes on, arrays stay.
     loss_fn : function
         ``loss_fn(outputs, target)``, the loss of one step, a real scalar.
     params, carry : pytrees
@@ -100,6 +105,8 @@ def diagnose(
     online, params, carry = _pure(learner, params, carry)
     params, carry, xs, ys = checked(online.cell, params, carry, online.taken(xs), ys, loss_fn)
     xs, ys, count = _window(xs, ys, steps)
+    if isinstance(learner, ModelLearner):
+        xs = learner.with_environment(xs, count)
     first = jax.tree.map(lambda a: a[0], xs)
     if online is not learner:
         online.compiled(params, carry, first)

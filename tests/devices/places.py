@@ -47,7 +47,7 @@ def of_init(kind, jitted: bool) -> list[int]:
 
 
 def of_a_module() -> dict:
-    """A learner of a module before and after it is placed, and what the report said."""
+    """A learner of a module that is placed and restored, beside one that is neither."""
     rng = np.random.default_rng(0)
     xs = jnp.asarray(rng.normal(size=(3, B, 4)), jnp.float32)
 
@@ -63,6 +63,10 @@ def of_a_module() -> dict:
     mesh, put = eight(AUTO)
     placed = make()
     placed.place(mesh, batch_axis='b')
+    placed.restore(jax.device_get(make().save()))
+    half = make()
+    half.place(jax.make_mesh((4,), ('b',), axis_types=(AUTO,), devices=jax.devices()[4:]))
+    placed.restore(half.save())  # an array that stayed there would be refused beside the others
     got = grads(placed, put(xs, None, 'b'))
     return {
         'error': max(errors(got, grads(make(), xs)).values()),

@@ -11,30 +11,31 @@ from pathlib import Path
 import brainstate
 import pytest
 
+from tests import names
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 FILE = re.compile(r'# (\w+\.py)[,\n]')
-NIGHTLY = {  # pages that take long, and the first one, whose block is README's
-    'docs': 'index',
-    'docs/explanation': 'windows',
-    'docs/howto': 'batches checkpoint coming_from debug_gradients few_bits large_networks migrate '
-    'shd training',
-    'docs/reference': 'learning_rules',
-    'docs/tutorials': 'acting equinox first_network flax_equinox flax_nnx nir other_frameworks '
-    'own_op own_rule receipts spiking spiking_ei stream',
-}
+IN_THE_GATE = 'README.md', 'docs/howto/sharp_bits.md'  # what they show, they alone hold
+
+
+def blocks_of(name: str) -> list[tuple[str, str]]:
+    text = (ROOT / name).read_text(encoding='utf-8')
+    found = BLOCK.findall(text)
+    assert len(found) == text.count('```python\n'), name
+    return found
+
+
+WITH_BLOCKS = [name for path in PAGES if blocks_of(name := str(path.relative_to(ROOT)))]
 
 
 def pages() -> list:
-    found = []
-    for path in PAGES:
-        name = str(path.relative_to(ROOT))
-        if '```python\n' in path.read_text(encoding='utf-8'):
-            late = path.stem in NIGHTLY.get(str(Path(name).parent), '').split()
-            mark = pytest.mark.nightly if late else pytest.mark.slow
-            found.append(pytest.param(name, id=name, marks=mark))
-    return found
+    marks = {name: pytest.mark.slow for name in IN_THE_GATE}
+    return [
+        pytest.param(name, id=name, marks=marks.get(name, pytest.mark.nightly))
+        for name in WITH_BLOCKS
+    ]
 
 
 @pytest.fixture
@@ -55,16 +56,37 @@ def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     paths = os.pathsep.join(map(str, (ROOT, ROOT / 'receipts')))
     monkeypatch.setenv('PYTHONPATH', paths)  # of the processes that a page starts
-    text = (ROOT / name).read_text(encoding='utf-8')
-    blocks = BLOCK.findall(text)
-    assert len(blocks) == text.count('```python\n')
-    names: dict = {}
-    for code, shown in blocks:
+    values: dict = {}
+    for code, shown in blocks_of(name):
         if file := FILE.match(code):
             (tmp_path / file[1]).write_text(code, encoding='utf-8')
             continue
-        exec(compile(code, name.removeprefix('docs/'), 'exec'), names)
+        exec(compile(code, name.removeprefix('docs/'), 'exec'), values)
         assert capsys.readouterr().out == shown, code
+
+
+@pytest.mark.parametrize('name', WITH_BLOCKS)
+def test_every_block_names_what_is_there(name):
+    """Imports, attributes of modules, arguments of functions: without a run, so in the gate."""
+    code = [code for code, _ in blocks_of(name)]
+    files = tuple(Path(found[1]).stem for each in code if (found := FILE.match(each)))
+    assert not names.lost('\n'.join(code), files)
+
+
+@pytest.mark.parametrize(
+    ('code', 'line'),
+    {
+        'from braintrace import no_such': 'from braintrace import no_such: cannot import name',
+        'import braintrace\nbraintrace.no_such': 'braintrace.no_such: module',
+        'from braintrace import functional as f\nf.online(1, 2, no_such=3)': 'f.online(1, 2, no_s',
+        'from braintrace import rules\nrules.e_prop(1, 2, 3, 4, 5, *[], **{})': '',
+        'from braintrace import rules\nrules = {}\nrules.no_such': '',
+        'import no_such_package as braintrace\nbraintrace.no_such': '',
+    }.items(),
+)
+def test_what_is_not_there_is_told(code, line):
+    found = names.lost(code)
+    assert len(found) == bool(line) and all(each.startswith(line) for each in found)
 
 
 def test_no_line_of_a_page_is_taken_for_a_comment():

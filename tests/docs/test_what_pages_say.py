@@ -191,17 +191,6 @@ def test_every_argument_has_its_sentence():
         assert argument.remedy in rows[name], name
 
 
-@pytest.mark.slow
-def test_our_figures_are_those_of_the_program():
-    faults = loaded(ROOT / 'benchmarks' / 'public_faults.py')
-    found = [
-        [title.strip('`'), f'`{weight}`', figures]
-        for title, kind, gradient in faults.CASES
-        for weight, figures in faults.measure(kind, gradient).items()
-    ]
-    assert found == [[step, weight, ours] for step, weight, *_, ours in table('step')]
-
-
 # -- names -----------------------------------------------------------------------------------------
 
 MODULE = re.compile(r'\.\. (?:automodule|currentmodule):: (\S+)')

@@ -2,13 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import StructureError
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, assert_drawn_close
 from tests.gradients.test_random_programs import check_or_name_the_smallest, examples
 from tests.models import random_batches
@@ -133,6 +134,38 @@ def test_the_report_of_another_batch_size_counts_a_bias_of_the_batch_behind_slot
         return learner
 
     assert learner_of(B).report(B + 2).memory == learner_of(B + 2).report.memory
+
+
+def reported(rule, batch):
+    """The report of a step whose batch is as long as the weight."""
+    learner = functional.online(lambda p, h, x: (h, 0.5 * h + braintrace.matmul(x, p)), rule)
+    learner.init(jnp.ones((2, N)), jnp.zeros((batch, N)), jnp.ones((batch, 2)))
+    return learner.report
+
+
+def test_a_trace_like_the_weight_is_of_all_samples_however_many_these_are():
+    rule = rules.uoro('batch')
+    assert reported(rule, 2).at(7).memory == reported(rule, 7).memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'rule, how',
+    [
+        (rules.d_rtrl(), lambda x, w: jnp.broadcast_to((x @ w)[:1], (len(x), N))),
+        (rules.rtrl(), lambda x, w: jax.lax.map(lambda sample: sample @ w, x)),
+        (rules.snap(2), lambda x, w: jnp.tanh(x @ w).T),
+    ],
+    ids=['the first sample drives all', 'an op for each sample', 'the batch stands second'],
+)
+def test_where_a_trace_grows_otherwise_with_the_batch_no_other_size_is_told(rule, how):
+    cell = lambda w, h, x: (h, 0.5 * h + how(x, w))
+    learner = functional.online(cell, rule, mark='auto')
+    shape = jax.eval_shape(how, jnp.ones((3, 2)), jnp.ones((2, N))).shape
+    learner.init(jnp.ones((2, N)), jnp.zeros(shape), jnp.ones((3, 2)))
+    with pytest.raises(OptionError, match='is not known at batch size 5.*Compile it at that size'):
+        learner.report.at(5)
+    assert learner.report.memory_of_lane == 0
 
 
 @pytest.mark.drawn

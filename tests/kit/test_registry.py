@@ -168,22 +168,34 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
     assert 'r.json' in capsys.readouterr().err
 
 
-@pytest.mark.slow
+def refused(folder, source, *options):
+    """By a pytest in this process, which runs no test."""
+    (folder / 'test_ops.py').write_text(source)
+    own = f'-q -c /dev/null --rootdir {folder} --import-mode=importlib -p no:faulthandler'
+    plugin = '-p no:cacheprovider -p braintrace.kit.pytest_plugin --strict-markers'
+    code = pytest.main([*own.split(), *plugin.split(), *options, f'{folder}/test_ops.py'])
+    sys.modules.pop('test_ops', None)
+    return code
+
+
 @pytest.mark.parametrize(
     ('mark', 'found'),
-    [
-        ("'etp_mm', rule='yw'", "rule='yw'"),
-        pytest.param('', 'etp(None', marks=pytest.mark.nightly),
-        pytest.param("'etp_mm', law='L16'", "law='L16'", marks=pytest.mark.nightly),
-    ],
+    {
+        "'etp_mm', rule='yw'": "rule='yw'",
+        '': 'etp(None',
+        "'etp_mm', law='L16'": "law='L16'",
+    }.items(),
 )
-def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
-    done = run(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
-    assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr
+def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path, capsys):
+    code = refused(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
+    said = capsys.readouterr().err
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert 'test_ops.py::test_it' in said and found in said
 
 
-@pytest.mark.slow
-def test_a_record_without_a_folder_is_wrong_usage(tmp_path):
-    done = run(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
-    assert done.returncode == 4 and 'Traceback' not in done.stderr
-    assert '--etp-results none/r.json: there is no folder none' in done.stderr
+def test_a_record_without_a_folder_is_wrong_usage(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = refused(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
+    said = capsys.readouterr().err
+    assert code == pytest.ExitCode.USAGE_ERROR and 'Traceback' not in said
+    assert '--etp-results none/r.json: there is no folder none' in said

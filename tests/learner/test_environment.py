@@ -9,9 +9,11 @@ import numpy as np
 import optax
 import pytest
 import saiunit as u
+from brainstate.environ import all as all_of
+from brainstate.environ import get as get_of
 
 import braintrace
-from braintrace import nn
+from braintrace import nn, verify
 from braintrace.errors import CompileError, StepFunctionError, StructureError
 
 T, B, I, N = 12, 2, 3, 4
@@ -175,6 +177,11 @@ def test_an_array_of_any_name_is_an_input_and_a_number_is_compiled():
     for call in calls:
         low, high = (with_shift(jnp.asarray(s), call) for s in (0.0, 2.0))
         assert np.allclose(high - low, 2.0, atol=1e-5)
+        for odd in ('high', None, 2 * u.mV, np.array('high')):
+            found = r'for shift = float.*\[\] of brainstate.environ, which has shift = .* now. Give'
+            with pytest.raises(StructureError, match=found) as caught:
+                with_shift(odd, call)
+            assert len(str(caught.value)) < 250
     constant = with_shift(0.5, made)
     with_shift(0.5, lambda: constant(XS[0]))
     with pytest.raises(StructureError, match=r'shift = 0.5, .* shift = 0.6 now'):
@@ -249,10 +256,94 @@ def test_an_evaluation_says_what_it_misses():
     with brainstate.environ.context(t=0.0, fit=False, **more):
         learner = braintrace.compile(Shifted(), 'D_RTRL', XS[0], batch_size=B)
     for values, missing in (({}, 'dt'), ({'dt': 0.5}, 'more')):
-        found = rf'Evaluate inside of `with brainstate.environ.context\({missing}=...\):`'
+        found = rf'Call it inside of `with brainstate.environ.context\({missing}=...\):`'
         with brainstate.environ.context(**values), pytest.raises(CompileError, match=found):
             score()
     with brainstate.environ.context(t=0.0, **more), pytest.raises(StructureError, match='dt=...'):
         score()
     with brainstate.environ.context(dt=0.5, **more):  # as they say
         assert score().shape == (*XS.shape[:2], 50)
+
+
+READS = {
+    'get': lambda: brainstate.environ.get('gain'),
+    'an imported get': lambda: get_of('gain'),
+    'all': lambda: brainstate.environ.all()['gain'],
+    'an imported all': lambda: all_of()['gain'],
+}
+
+
+class Gained(brainstate.nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.cell, self.read = nn.GRUCell(I, N), read
+
+    def update(self, x):
+        with brainstate.environ.context(own=1):  # which is no read of what stands around it
+            return self.cell(x) * self.read()
+
+
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('name', READS)
+def test_a_read_is_seen_however_it_is_spelt(name):
+    def called(gain):
+        with brainstate.environ.context(gain=gain, other=float('all' not in name)):
+            return learner(XS[0])
+
+    for low, high in ((jnp.ones(()), jnp.full((), 2.0)), (1.0, 2.0)):
+        with brainstate.environ.context(gain=low, other=0.0):
+            learner = braintrace.compile(Gained(READS[name]), 'D_RTRL', XS[0], batch_size=B)
+        if isinstance(low, float):
+            with pytest.raises(StructureError, match='gain = 1.0, .*gain = 2.0 now'):
+                called(high)
+        else:
+            outputs = called(high)
+            assert np.allclose(outputs, 2.0 * learner.model.cell.h.value, atol=1e-6)
+
+
+def test_a_value_in_the_place_of_what_is_not_set_is_that_of_the_step():
+    model = Gained(lambda: brainstate.environ.get('gain', default=jnp.full((), 3.0)))
+    learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=B)
+    assert np.allclose(learner(XS[0]), 3.0 * model.cell.h.value, atol=1e-6)
+    found = r'gain = nothing, .*gain = float.*\[2\] now'
+    with brainstate.environ.context(gain=jnp.ones(2)), pytest.raises(StructureError, match=found):
+        learner(XS[0])
+
+
+class Clocked(brainstate.nn.Module):
+    """A model whose gain is of the environment, or an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(I, N)
+
+    def update(self, x, scale=None):
+        if scale is None:
+            scale = brainstate.environ.get('gain') * brainstate.environ.get('t') / u.ms
+        return self.cell(x) * u.maybe_decimal(scale)
+
+
+@pytest.mark.slow
+def test_a_diagnosis_takes_the_environment_as_inputs():
+    loss, ys = lambda o, y: ((o - y) ** 2).sum(), XS[..., :1] * np.ones(N)
+    brainstate.random.seed(0)
+    model = Clocked()
+    with brainstate.environ.context(gain=jnp.ones(()), t=0.0 * u.ms):
+        learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=B)
+    with brainstate.environ.context(gain=jnp.full((), 2.0), t=3.0 * u.ms, dt=0.5 * u.ms):
+        got = verify.diagnose(learner, XS, ys, loss)
+        pure = learner.with_environment(XS, T)
+    scale = 2.0 * (3.0 + 0.5 * STEPS)
+    other = braintrace.compile(model, 'D_RTRL', XS[0], jnp.ones(()), batch_size=B)
+    want = verify.diagnose(other, (XS, jnp.asarray(scale, float)), ys, loss)
+    for a, b in zip(got.rows, want.rows, strict=True):
+        assert np.allclose((a.cosine, a.norm_ratio), (b.cosine, b.norm_ratio), rtol=1e-5)
+    assert min(row.cosine for row in got.rows) < 0.99
+    online, params, carry = learner.pure()
+    state = online.init(params, carry, *jax.tree.map(lambda a: a[0], pure))
+    losses = online.sequence_grad(loss)(params, state, pure, ys).losses
+    step = lambda x, s, y: loss(other(x, s), y)
+    same = other.etrace_grad(XS, jnp.asarray(scale, float), ys, step_fn=step).losses
+    assert np.allclose(losses, same, rtol=1e-5)
+    with pytest.raises(StructureError, match=r"reads 'gain' .*Call it inside of `with"):
+        verify.diagnose(learner, XS, ys, loss)

@@ -235,7 +235,7 @@ def test_completion_shows_what_users_call():
     assert shown == {
         *('compile_graph', 'etrace', 'etrace_evolve', 'etrace_grad', 'etrace_train', 'fingerprint'),
         *('get_etrace_of', 'graph', 'model', 'param_states', 'partition_specs', 'place', 'policy'),
-        *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states'),
+        *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states', 'with_environment'),
     }
     assert {'attach_synthesizer', 'synthesizer'} < {*dir(braintrace.DNI(gru()))}
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}

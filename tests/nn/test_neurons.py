@@ -101,6 +101,17 @@ def test_a_wrong_argument_is_refused(name, argument, value, error, message):
         NEURONS[name](**{'in_size': 2, argument: value})
 
 
+@pytest.mark.parametrize('name', NEURONS)
+def test_a_state_in_the_place_of_a_number_is_refused_where_it_is_set(name):
+    units = NEURONS[name](in_size=2)
+    numbers = [key for key, value in vars(units).items() if isinstance(value, float)]
+    assert {'R', 'tau', 'V_reset'} <= {*numbers}
+    for key in numbers:
+        with pytest.raises(OptionError, match=f'{name}: {key} is a ParamState; give numbers'):
+            setattr(units, key, brainstate.ParamState(jnp.ones(2)))
+    units.more = brainstate.ParamState(jnp.ones(2))
+
+
 @pytest.mark.parametrize('dt', [-1 * u.ms, 0 * u.ms])
 def test_a_step_is_larger_than_zero(dt):
     units = nn.LIF(2, 5 * u.ms)

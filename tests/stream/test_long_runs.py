@@ -7,13 +7,13 @@ import optax
 import pytest
 
 from braintrace import functional
-from tests import xla
+from tests import memory
 from tests.functional.plain import D_RTRL, B, I, N, cell, drawn, loss, params
 from tests.test_examples import load
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not xla.resident_bytes(), reason='the system does not tell it by a file')
+@pytest.mark.skipif(not memory.resident_bytes(), reason='the system does not tell it by a file')
 def test_a_million_steps_in_2000_chunks_grow_by_less_than_5_mb_after_the_first_100():
     learner, optimizer, carry0 = functional.online(cell, D_RTRL), optax.adam(1e-3), drawn(B, N)
     largest = lambda grads, state: jnp.abs(grads['w']).max()
@@ -33,9 +33,9 @@ def test_a_million_steps_in_2000_chunks_grow_by_less_than_5_mb_after_the_first_1
         found = learn(*run, xs, ys, mask, (None, carry0))
         run, mean = [found.params, found.opt_state, found.state], jnp.nanmean(found.losses)
         if k == 100:
-            at_first = xla.resident_bytes()
+            at_first = memory.resident_bytes()
     assert int(run[2].t.max()) > 10**4 and mean > 0
-    assert xla.resident_bytes() - at_first < 5 * 10**6
+    assert memory.resident_bytes() - at_first < 5 * 10**6
 
 
 # -- killed at random moments ----------------------------------------------------------------------

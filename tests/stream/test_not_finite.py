@@ -146,7 +146,7 @@ def in_pieces(xs, ys, every: int, flags, **options):
     """One call for each update; that of step K is left out, and samples are put back by hand."""
     options = {k: v for k, v in options.items() if k != 'write_every'}
     learner = functional.online(cell, options.pop('rule', D_RTRL))
-    optimizer, p = optax.sgd(RATE), options.pop('p', params())
+    optimizer, p = options.pop('optimizer', optax.sgd(RATE)), options.pop('p', params())
     learn = jax.jit(learner.sequence_update(loss, optimizer, update_every=every, **options))
     state, opt_state = learner.init(p, drawn(B, N).astype(p['b'].dtype), (xs[0][0], xs[1][0])), None
     opt_state = optimizer.init(p)
@@ -207,14 +207,40 @@ def test_an_overflow_in_float16_costs_its_sample():
 
 
 @pytest.mark.slow
-def test_a_number_of_the_optimizer_that_would_not_be_finite_stays():
-    """The square of a gradient of 1e25 is none in float32."""
-    (xs, keep), ys = jax.tree.map(lambda a: a.astype(jnp.float32), data())
+def test_an_update_whose_moments_overflow_is_left_out_whole_and_later_ones_go_on():
+    """The gradient is finite, and its square is none in float32."""
     f32 = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32), tree)
-    options = {'optimizer': optax.adam(RATE), 'reset': (None, f32(carry0()))}
-    got = learnt((xs, keep), ys.at[K].set(1e25), p=f32(params()), **options)
-    numbers = jax.tree.leaves((got.params, got.opt_state, got.state.carry))
-    assert all(jnp.isfinite(x).all() for x in numbers)
+    (inputs, ys), p, optimizer = f32(data()), f32(params()), optax.adam(RATE)
+    ys = ys.at[K].set(1e25)
+    got = learnt(inputs, ys, p=p, optimizer=optimizer, reset=(None, f32(carry0())))
+    want, state = in_pieces(inputs, ys, 1, ONE & False, p=p, optimizer=optimizer)
+    assert_close((got.params, got.state.carry), (want, state.carry), 1e-5)
+    assert got.skipped.updates == 1 and not got.skipped.samples.any()
+    assert got.opt_state[0].count == T - 1
+
+
+@pytest.mark.slow
+def test_a_weight_may_be_a_single_number():
+    """It is 1 here, and does not learn."""
+
+    def of(p, h, inputs):
+        out, h = cell(p, h, inputs)
+        return jax.lax.stop_gradient(p['gain']) * out, h
+
+    got = learnt(*spoiled('nan'), of=of, p={**params(), 'gain': jnp.ones(())})
+    want = learnt(*spoiled('nan'))
+    assert_close({k: got.params[k] for k in want.params}, want.params)
+    assert got.skipped.updates == 1 and got.params['gain'] == 1
+
+
+@pytest.mark.slow
+def test_an_infinity_with_which_an_optimizer_begins_is_no_fault():
+    """The lowest loss so far, which is never told here."""
+    best = optax.GradientTransformation(lambda p: jnp.array(INF), lambda g, s, p: (g, s))
+    got = learnt(*spoiled('y'), optimizer=optax.chain(best, optax.sgd(RATE)))
+    want = learnt(*spoiled('y'))
+    assert_close(got.params, want.params, 0)
+    assert got.skipped.updates == want.skipped.updates == 1
 
 
 @pytest.mark.slow

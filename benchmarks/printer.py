@@ -1,5 +1,5 @@
-"""What the pages and pictures of results share: templates, parts that are folded, and the look of
-each family of rules.
+"""Pages, tables and pictures of results: templates, parts that are folded, and the look of each
+family of rules.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
@@ -85,6 +86,23 @@ def figure(
         plt.close(drawn)
 
 
+def table(head: list[str], rows: list[list]) -> str:
+    def text(x):
+        return '' if x is None else x if isinstance(x, str) else f'{x:.3g}'
+
+    lines = [head, ['---'] * len(head), *[[text(x) for x in row] for row in rows]]
+    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+
+
+def listed(rows, columns: dict) -> str:
+    """A table of functions of a row, by their headings."""
+    return table(list(columns), [[column(row) for column in columns.values()] for row in rows])
+
+
+def in_bytes(count: float) -> str:
+    return f'{count / 2**10:.3g} KiB' if count < 2**20 else f'{count / 2**20:.3g} MiB'
+
+
 def folded(title: str, *parts: str) -> str:
     """A part of a page that its reader opens."""
     return '\n\n'.join([f':::{{dropdown}} {title}', *parts, ':::'])
@@ -94,3 +112,27 @@ def filled(template: str, values: dict[str, str]) -> str:
     """A template of this folder with a value for each ``{{name}}``."""
     text = (HERE / template).read_text(encoding='utf-8')
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+
+
+class Records:
+    """The records of a program, by task, net and row; ``wanted`` are all that there should be."""
+
+    def __init__(self, found: dict, target: str, wanted: list[tuple[str, str, str]]):
+        self.versions, self.target = found.get('versions', {}), target
+        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
+        self.missing = [name for name in wanted if name not in self.rows]
+
+    def state(self) -> str:
+        """What there is, and what is not there yet."""
+        had = ', '.join(f'{name} {value}' for name, value in self.versions.items())
+        text = f'{len(self.rows)} rows of `{self.target}` ({had}).'
+        if not self.missing:
+            return text + ' No row is missing.'
+        return f'{text} {len(self.missing)} rows are not measured yet; `{self.target}` adds them.'
+
+    def load(self) -> str:
+        """How busy the machine was: programs that ran or waited, for each core."""
+        loads = [r['load'] for r in self.rows.values() if 'load' in r]
+        unknown = len(self.rows) - len(loads)
+        text = f'{median(loads):.1f}' if loads else 'not recorded'
+        return text + (f' ({unknown} rows do not tell)' if loads and unknown else '')
