@@ -35,12 +35,12 @@ def pytest_collection_modifyitems(config, items):
     by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
     if by_address:
         raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
-    gate = {} if config.getoption('--all-slow') else tiers.gate_of_the_table()
-    tiers.assign(items, gate)
+    night = {} if config.getoption('--all-slow') else tiers.of_the_night()
+    tiers.assign(items, night)
     if config.args == config.getini('testpaths'):
-        gone = gate.keys() - {tiers.function(item.nodeid) for item in items}
+        gone = night.keys() - {tiers.function(item.nodeid) for item in items}
         if gone:
-            raise pytest.UsageError(f'take what is gone out of {tiers.GATE}: ' + ', '.join(gone))
+            raise pytest.UsageError(f'take what is gone out of {tiers.NIGHT}: ' + ', '.join(gone))
 
 
 @pytest.hookimpl(trylast=True)

@@ -87,6 +87,7 @@ def _along(flag, a):
     return flag.reshape(flag.shape + (1,) * (a.ndim - flag.ndim))
 
 
+@functools.cache
 def bptt(case):
     """Plain back-propagation through time."""
     ops = JaxOps()
@@ -208,13 +209,14 @@ def transition(case, ops, params, carry, x, states, own=False):
     return d
 
 
+@functools.cache
 def _traces(case, own=False):
     """``(carry, dense traces of the groups)`` before every step."""
-    constant, groups = NumpyOps('constant'), case.model.groups
+    constant, groups, before = NumpyOps('constant'), case.model.groups, []
     params, carry = case.params, dict(case.carry)
     traces = [np.zeros((flat(pick(carry, g)).size, flat(params).size)) for g in groups]
     for x in case.xs:
-        yield carry, list(traces)
+        before.append((carry, list(traces)))
 
         def states(params, names, carry=carry, x=x):
             return pick(case.run(constant, params, carry, x)[1], names)
@@ -224,6 +226,7 @@ def _traces(case, own=False):
             d = transition(case, read, params, carry, x, g, own)
             traces[i] = d @ traces[i] + jacobian(lambda p, g=g: states(p, g), params)
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
+    return before
 
 
 @functools.cache

@@ -5,8 +5,8 @@ the gate asks for each pair of values of two tables (:func:`pairwise`), or for e
 table (:func:`in_turn`), and the night for the whole product.
 
 A test is marked `slow` or `nightly`; of the rows of `tier(quick=2)` the first two are quick, the
-others slow. Which slow tests are in the gate follows from what they see (`tests/cover.py`): those
-of `tests/cover/gate.json`, and every row of a test that it does not know yet.
+others slow. Which slow rows leave the gate follows from what they see (`tests/cover.py`): those of
+`tests/cover/night.json` see nothing that others do not see for less.
 """
 
 import itertools
@@ -20,7 +20,7 @@ import pytest
 
 slow, nightly = pytest.mark.slow, pytest.mark.nightly
 Quick = Callable[..., bool]
-GATE = Path(__file__).with_name('cover') / 'gate.json'
+NIGHT = Path(__file__).with_name('cover') / 'night.json'
 
 # Examples in docstrings, which cannot be marked, by the ends of their names.
 SLOW_DOCTESTS = (
@@ -106,8 +106,8 @@ def _pairs_first(sizes: Sequence[int]) -> set[tuple[int, ...]]:
     return found
 
 
-def assign(items: list[pytest.Item], gate: dict[str, list[str]]) -> None:
-    """Mark the rows of each test by its `tier`, and the slow rows that are not in the gate."""
+def assign(items: list[pytest.Item], night: dict[str, list[str]]) -> None:
+    """Mark the rows of each test by its `tier`, and the slow rows that left the gate."""
     tests = defaultdict(list)
     for item in items:
         if item.nodeid.endswith(SLOW_DOCTESTS):
@@ -118,8 +118,9 @@ def assign(items: list[pytest.Item], gate: dict[str, list[str]]) -> None:
             unmarked = [row for row in rows if not late(row)]
             for row in unmarked[tier.kwargs['quick'] :]:
                 row.add_marker('slow')
+        left = set(night.get(name, ()))
         for row in rows:
-            if late(row) and name in gate and row_of(row.nodeid) not in gate[name]:
+            if late(row) and row_of(row.nodeid) in left:
                 row.add_marker('nightly')
 
 
@@ -136,6 +137,6 @@ def row_of(name: str) -> str:
     return name.partition('[')[2].removesuffix(']')
 
 
-def gate_of_the_table() -> dict[str, list[str]]:
-    """Test -> those of its slow rows that are in the gate."""
-    return json.loads(GATE.read_text(encoding='utf-8'))
+def of_the_night() -> dict[str, list[str]]:
+    """Test -> those of its slow rows that left the gate."""
+    return json.loads(NIGHT.read_text(encoding='utf-8'))

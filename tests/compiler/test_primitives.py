@@ -435,7 +435,7 @@ def test_a_state_on_another_sharding_keeps_its_positions():
 
     def found(step):
         learner = functional.online(step, rules.d_rtrl())
-        run = learner.sequence_grad(lambda out, _: (out**2).sum())
+        run = jax.jit(learner.sequence_grad(lambda out, _: (out**2).sum()))
         xs = jnp.stack([X, X + 1, X**2])
         state = learner.init(jnp.eye(4), jnp.zeros((3, 4)), X)
         return learner.graph.mixing, run(jnp.eye(4), state, xs, xs)[0]

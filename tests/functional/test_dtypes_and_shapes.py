@@ -95,7 +95,7 @@ def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
     params, want = {'w': W}, {'h': V, 'mean': draw(B, N)}
     cell = partial(beside, lambda h: h, Library)
     learner = functional.online(cell, rule, hidden=lambda path, leaf: path[0] == 'h')
-    run = learner.sequence_grad(loss, window=3, reduction='sum')
+    run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
     grads, _, _, state = run(params, learner.init(params, want, X[0]), X, X)
     selective = partial(beside, jax.lax.stop_gradient)
     if rule is D:

@@ -113,8 +113,9 @@ def test_a_bias_that_marking_found_has_a_gradient_for_each_sample(rule):
     learner, loss = functional.online(cell, rule, mark='auto'), LOSSES[1]
     state = learner.init(params, h, xs[0])
     _, state = learner.step(params, state, xs[0])
-    (apart,), _, _, new = learner.heads(loss, per_sample=True)(params, state, xs[1], ys[1])
-    grads, _, _, want = learner.grad(loss)(params, state, xs[1], ys[1])
+    given = params, state, xs[1], ys[1]
+    (apart,), _, _, new = jax.jit(learner.heads(loss, per_sample=True))(*given)
+    grads, _, _, want = jax.jit(learner.grad(loss))(*given)
     assert_close(jax.tree.map(lambda g: g.mean(0), apart), grads)
     assert_close(new, want)
 
@@ -146,9 +147,9 @@ def test_the_batch_may_be_another_axis_and_integers_have_no_gradient():
     state = learner.init(params, carry, xs[0])
     assert state.lane_axes == (('carry/hs', 1),)
     loss = lambda o, y: jnp.sum(o * y)
-    heads = jax.jit(learner.heads(loss, per_sample=True))
+    heads, grad = jax.jit(learner.heads(loss, per_sample=True)), jax.jit(learner.grad(loss))
     for x, y in zip(xs, ys, strict=True):
-        want, _, _, after = learner.grad(loss)(params, state, x, y)
+        want, _, _, after = grad(params, state, x, y)
         (grads,), (values,), _, state = heads(params, state, x, y)
         assert values.shape == (B,)
         assert grads['places'].dtype == jax.dtypes.float0 and grads['places'].shape == (B, 3)
@@ -169,8 +170,8 @@ def test_a_batch_of_one_and_inputs_that_samples_share():
         learner = functional.online(cell)
         state = learner.init(params, jnp.zeros((batch, N)), x, jnp.array(2.0))
         given = params, state, (x, jnp.array(2.0)), y
-        (grads,), (value,), outputs, new = learner.heads(loss, per_sample=True)(*given)
-        summed, want, h, after = learner.grad(loss)(*given)
+        (grads,), (value,), outputs, new = jax.jit(learner.heads(loss, per_sample=True))(*given)
+        summed, want, h, after = jax.jit(learner.grad(loss))(*given)
         assert value.shape == (batch,) and grads['w'].shape == (batch, I, N)
         assert grads['places'].dtype == jax.dtypes.float0 and grads['places'].shape == (batch, 2)
         assert_close((value.sum(), grads['w'].sum(0), outputs), (want, summed['w'], h))
@@ -332,7 +333,7 @@ def test_a_key_of_each_sample_is_an_input():
     state, loss = learner.init(params, jnp.zeros((B, N)), x, keys), lambda y, t: jnp.sum(y * t)
     given = params, state, (x, keys), drawn(B, 1)
     (grads,), _, outputs, _ = jax.jit(learner.heads(loss, per_sample=True))(*given)
-    summed, _, want, _ = learner.grad(loss)(*given)
+    summed, _, want, _ = jax.jit(learner.grad(loss))(*given)
     assert_close((outputs, grads['w'].sum(0)), (want, summed['w']))
 
 

@@ -69,16 +69,16 @@ def want_losses():
 
 
 def by_single_steps(learner, carry, state):
-    losses = []
+    losses, restart, step = [], jax.jit(functional.reset), jax.jit(learner.step)
     for t in range(T):
-        state = functional.reset(state, FLAGS[t], carry)
-        out, state = learner.step(PARAMS, state, XS[t])
+        state = restart(state, FLAGS[t], carry)
+        out, state = step(PARAMS, state, XS[t])
         losses.append(loss(out, None))
     return np.array(losses), state
 
 
 def by_sequence_grad(learner, carry, state):
-    _, losses, _, state = learner.sequence_grad(loss, window=4)(
+    _, losses, _, state = jax.jit(learner.sequence_grad(loss, window=4))(
         PARAMS, state, XS, XS, reset=(FLAGS, carry)
     )
     return losses, state
@@ -86,7 +86,7 @@ def by_sequence_grad(learner, carry, state):
 
 def by_sequence_update(learner, carry, state):
     optimizer = optax.sgd(0.0)
-    run = learner.sequence_update(loss, optimizer, update_every=2)
+    run = jax.jit(learner.sequence_update(loss, optimizer, update_every=2))
     _, losses, _, state, *_ = run(
         PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry)
     )
@@ -217,7 +217,7 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
         learner = functional.online(step, rules.d_rtrl(), **options)
         state = learner.init(params, carry, XS[0])
         functional.reset(state, FLAGS[2], carry)
-        run = learner.sequence_grad(loss, reduction='sum', window=4)
+        run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=4))
         return run(params, state, XS, XS, reset=(FLAGS, carry)).grads
 
     if told:
@@ -297,7 +297,7 @@ def test_the_step_count_stays_at_the_largest_number(rule):
     state = learner.init(PARAMS, H, XS[0])
     _, state = learner.step(PARAMS, state, XS[0])
     last = state.replace(t=jnp.full(B, np.iinfo(np.int32).max, np.int32))
-    run = learner.sequence_grad(loss, window=2)
+    run = jax.jit(learner.sequence_grad(loss, window=2))
     grads, _, _, end = run(PARAMS, last, XS, XS)
     want, *_ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
     most = [np.iinfo(np.int32).max] * B

@@ -54,9 +54,10 @@ def test_a_learner_without_a_rule_acts_on_the_carry_of_one_that_learns():
     assert acting.trace == {} and jax.tree.structure(acting.carry) == jax.tree.structure(
         state.carry
     )
+    grad, act = jax.jit(learner.grad(loss)), jax.jit(actor.step)
     for x, y in zip(xs, ys, strict=True):
-        _, _, out, new = learner.grad(loss)(p, state, x, y)
-        shown, acted = actor.step(p, acting.replace(carry=state.carry), x)
+        _, _, out, new = grad(p, state, x, y)
+        shown, acted = act(p, acting.replace(carry=state.carry), x)
         assert_close((shown, acted.carry), (out, new.carry))
         assert_close((shown, acted.carry), cell(p, state.carry, x))
         state = new

@@ -11,6 +11,7 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, assert_drawn_close
+from tests.gradients.harness import quick
 from tests.gradients.test_random_programs import check_or_name_the_smallest, examples
 from tests.models import random_batches
 from tests.models.random_batches import B, Cell, N, build, by_reverse_mode, data, loss
@@ -25,15 +26,15 @@ def start(cell, rule):
 
 def by_windows(cell, rule, window=2):
     (learner, params, h0, state), (xs, ys, flags) = start(cell, rule), data(cell)
-    gradient = learner.sequence_grad(loss, reduction='sum', window=window)
+    gradient = quick(learner.sequence_grad(loss, reduction='sum', window=window))
     return gradient(params, state, xs, ys, reset=(flags, h0)).grads
 
 
 def by_single_steps(cell, rule):
     (learner, params, h0, state), (xs, ys, flags) = start(cell, rule), data(cell)
-    gradient, total = learner.grad(loss), None
+    gradient, restart, total = quick(learner.grad(loss)), quick(functional.reset), None
     for x, y, anew in zip(xs, ys, flags, strict=True):
-        grads, _, _, state = gradient(params, functional.reset(state, anew, h0), x, y)
+        grads, _, _, state = gradient(params, restart(state, anew, h0), x, y)
         total = grads if total is None else {n: total[n] + g for n, g in grads.items()}
     return total
 
@@ -110,8 +111,9 @@ def test_numbers_of_a_trace_are_zero_where_a_sample_has_no_past():
     cell = Cell('flat', 'own', 'second', 'constant', 0)
     learner, params, h0, state = start(cell, rules.d_rtrl())
     xs, ys, _ = data(cell)
+    step = quick(learner.step)
     for x in xs[:2]:
-        _, state = learner.step(params, state, x)
+        _, state = step(params, state, x)
     anew = functional.reset(state, jnp.array([False, True, False]), h0)
     seen = learner.observed(loss)(params, anew, xs[2], ys[2])[-1]
     entry = seen.before['flat']['carry']['weight'][0].reshape(2, B, N)

@@ -12,6 +12,7 @@ from braintrace import functional, rules
 from braintrace._rules import pending
 from tests import oracles
 from tests.compare import assert_close
+from tests.gradients.harness import quick
 from tests.models import squared
 
 B, I, N, T = 3, 2, 4, 5
@@ -108,12 +109,12 @@ def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):
     flags[2, 0] = flags[T + 1, 1] = resets
     given = lambda part: {'reset': (flags[part], first)} if resets else {}
     before, after = slice(0, T), slice(T, 2 * T)
-    run = online.sequence_grad(squared, reduction='sum')
+    run = quick(online.sequence_grad(squared, reduction='sum'))
     state = online.init(PARAMS, first, xs[0])
     state = run(PARAMS, state, xs[before], ys[before], **given(before))[3]
     want = oracles.by_time(step, PARAMS, first, xs, ys, squared, counts, (flags, first))
     for window in (None, 2):
-        run = online.sequence_grad(squared, reduction='sum', window=window)
+        run = quick(online.sequence_grad(squared, reduction='sum', window=window))
         got = run(PARAMS, state, xs[after], ys[after], **given(after))[0]
         assert_close(got, want, 1e-10)
 

@@ -173,7 +173,7 @@ def test_adaptive_feedback_counts_single_steps_and_no_reset():
     functional.save_state(file, state)
     file.seek(0)
     state = functional.load_state(file, state)
-    run = learner.sequence_grad(loss, window=2, reduction='sum')
+    run = quick(learner.sequence_grad(loss, window=2, reduction='sum'))
     rest = XS[2:], targets('matmul')[2:]
     grads = run(weights('matmul'), state, *rest)[0]
     offset = jax.tree.map(lambda b: (1 - DECAY) ** 2 * b, drawn('matmul', ADAPTIVE))
@@ -207,7 +207,7 @@ def test_a_b_of_the_users_own_is_the_same():
 
     online = functional.online(functools.partial(cell, own, OPS))
     state = online.init(weights('matmul'), start(), XS[0])
-    run = online.sequence_grad(loss, window=2, reduction='sum')
+    run = quick(online.sequence_grad(loss, window=2, reduction='sum'))
     got = run(weights('matmul'), state, XS, targets('matmul'))[0]
     assert_close(got, over_sequence('matmul', RANDOM, 2)[0])
 

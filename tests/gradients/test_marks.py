@@ -15,7 +15,7 @@ import braintrace
 from braintrace import functional, rules, verify
 from tests import oracles
 from tests.compare import assert_close, assert_moves, errors
-from tests.gradients.harness import assert_exact, learn, learn_by_steps
+from tests.gradients.harness import assert_exact, learn, learn_by_steps, quick
 from tests.models import squared
 
 T, B, I, N = 4, 2, 3, 4
@@ -322,7 +322,7 @@ def test_uoro_keeps_of_a_bias_of_the_batch_what_it_keeps_of_one_of_the_op():
     for cell, mark in (bias, 'auto'), (bias_by_hand, None):
         learner = functional.online(cell, rules.uoro(), mark=mark)
         state = learner.init(params, drawn(B, N), xs[0])
-        gradient = learner.sequence_grad(squared, window=3)
+        gradient = quick(learner.sequence_grad(squared, window=3))
         found.append(gradient(params, state, xs, ys, reset=reset).grads)
         sizes.append([learner.report(batch).memory for batch in (B, 5 * B)])
     assert_close(*found)

@@ -178,15 +178,25 @@ SPIKES = {
 }
 
 
-@pytest.mark.tier(quick=2)
-@pytest.mark.parametrize('name', SPIKES)
-def test_a_surrogate_keeps_the_whole_history_however_it_is_written(name):
-    def cell(p, v, x):
-        v = 0.9 * v + x @ p['w'] - 0.3 * SPIKES[name](v - 0.3)
-        return v @ p['out'], v
+PARTS = 6
 
-    assert compiled(cell, D_RTRL).report.exact
-    assert_close(*gradients(cell, D_RTRL))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('part', range(PARTS))
+def test_a_surrogate_keeps_the_whole_history_however_it_is_written(part):
+    """Layers side by side in one cell, each with a surrogate of its own."""
+    names = list(SPIKES)[part::PARTS]
+
+    def cell(p, c, x):
+        c = {n: 0.9 * v + x @ p[n]['w'] - 0.3 * SPIKES[n](v - 0.3) for n, v in c.items()}
+        return jnp.stack([v @ p[n]['out'] for n, v in c.items()]), c
+
+    ys = np.ones((5, len(names), 1, 2))
+    data = dict.fromkeys(names, P), dict.fromkeys(names, H), XS, ys
+    got, learner = learn(cell, D_RTRL, *data, window=2, mark='auto')
+    assert not [row.path for row in learner.report.parameters if row.left_out]
+    assert learner.report.exact
+    assert_close(got, oracles.by_time(cell, *data, squared))
 
 
 def at_the_state(f):

@@ -61,7 +61,7 @@ def sequence(lead, seed=0):
 
 def gradients(cell, rule, params, h, xs, ys):
     """Summed over the steps: by windows, and step by step."""
-    grads, learner = learn(cell, rule, params, h, xs, ys, loss, window=4)
+    grads, learner = learn(cell, rule, params, h, xs, ys, loss, window=3)
     stepped = learn_by_steps(learner, params, h, xs, ys, loss)
     return [{n: g[n] for n in 'wb'} for g in (grads, stepped)]
 

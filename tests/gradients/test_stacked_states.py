@@ -111,7 +111,7 @@ def gradient(name, layout, rule, window, **options):
 @pytest.mark.parametrize('name, layout, rule', [(*row, rule) for row in ROWS for rule in RULES])
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
-    assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
+    assert_close(gradient(name, layout, rule, 3), oracles.total(oracle(case, rule)))
     groups = stacked(name, layout, rule)[1].graph.hidden_groups
     assert sorted(len(g.carried) for g in groups) == sorted(len(g) for g in case.model.groups)
 
@@ -211,7 +211,7 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
 
     carry = {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}
     data = EQUAL.params, carry, EQUAL.xs, EQUAL.ys, EQUAL.loss
-    grads, learner = learn(cell, RULES[rule], *data, window=4)
+    grads, learner = learn(cell, RULES[rule], *data, window=3)
     assert_close(grads, oracles.total(oracle(EQUAL, rule)))
     assert not learner.graph.diagnostics
 
@@ -222,7 +222,7 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
     start = learner.init(case.params, pack(case.carry), case.xs[0])
     want = oracles.restarted(oracles.dense_recursion, case, FLAGS, case.carry)
-    got = gradient('two_equal_layers', layout, 'D_RTRL', 4, reset=(FLAGS, pack(case.carry)))
+    got = gradient('two_equal_layers', layout, 'D_RTRL', 3, reset=(FLAGS, pack(case.carry)))
     assert_close(got, oracles.total(want))
     moved = start.replace(carry={'all': start.carry['all'] + 1.0})
     again = functional.reset(moved, np.array([True, False]), start.carry)
@@ -251,7 +251,7 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
         return output, {'h': kept(new['h'])}
 
     data = case.params, {'h': kept(case.carry['h'])}, case.xs, case.ys, case.loss
-    grads, _ = learn(cell, RULES['ES_D_RTRL'], *data, window=4)
+    grads, _ = learn(cell, RULES['ES_D_RTRL'], *data, window=3)
     assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
 
 
@@ -283,7 +283,7 @@ def test_a_module_with_one_state(rule):
     def step(x, y):
         return EQUAL.loss(learner(x), y)
 
-    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=4, reduction='sum').grads
+    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=3, reduction='sum').grads
     want = oracles.total(oracle(EQUAL, rule))
     for path, g in grads.items():
         expected = want['out'] if path == ('out',) else want[LAYERS[int(path[1])]][path[2]]
@@ -329,7 +329,7 @@ def half_square(y, _):
 def line_learner(name, rule):
     move = (lambda z, h: (z, h[0], h[1])) if name == 'tuple' else LINES[name]
     learner = functional.online(line_cell(move), RULES[rule])
-    run = quick(learner.sequence_grad(half_square, window=4, reduction='sum'))
+    run = quick(learner.sequence_grad(half_square, window=3, reduction='sum'))
     start = tuple(LINE_H) if name == 'tuple' else LINE_H
     return learner, run, learner.init(LINE_W, jax.tree.map(jnp.asarray, start), LINE_X[0])
 

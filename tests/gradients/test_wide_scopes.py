@@ -363,11 +363,11 @@ def test_a_bias_that_is_marked_has_the_memory_of_one_sample_for_each(cell, rule)
 
     learner, want = functional.online(cell, rule, mark='auto'), jax.grad(total)(params)
     state = learner.init(params, h, xs[0])
-    run = jax.jit(learner.sequence_grad(loss, window=4, reduction='sum'))
+    run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
     assert_close(run(params, state, xs, ys, None, (flags, h)).grads, want)
     if cell is broadcast:
         # four numbers in each sample, and 8, 16, 4 and 4 weights whose y keeps all of them
         assert learner.report(64).memory == 64 * learner.report.memory_of_lane == 64 * 4 * 32 * 8
-        apart = learner.heads(loss, per_sample=True)(params, state, xs[0], ys[0])
-        whole = learner.grad(loss)(params, state, xs[0], ys[0])[0]
+        apart = quick(learner.heads(loss, per_sample=True))(params, state, xs[0], ys[0])
+        whole = quick(learner.grad(loss))(params, state, xs[0], ys[0])[0]
         assert_close({n: apart.grads[0][n].mean(0) for n in whole}, whole)

@@ -104,10 +104,10 @@ def test_a_call_shows_what_is_not_as_by_default():
     assert repr(rules.e_prop(0.9)) == 'd_rtrl().filtered(0.9)'
 
 
-def gradient(learner, xs, ys):
+def gradient(learner, xs, ys, step_fn):
     """The gradient and the losses; a learner of ``compat`` returns them as it is asked."""
     public = {'return_value': True} if hasattr(learner, 'vjp_method') else {}
-    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **public)[:2]
+    return learner.etrace_grad(xs, ys, step_fn=step_fn, **public)[:2]
 
 
 LEARN = (
@@ -126,16 +126,16 @@ def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(shell):
     name, options, value = SHELLS[IDS.index(shell)]
     (xs, ys), leaky = data(), name == 'otpe' or 'kappa_filter_decay' in options
     learner, other = compiled(name, leaky, **options), compiled(value, leaky)
-    saved = learner.save()
-    grads, losses = gradient(learner, xs, ys)
+    saved, step_fn = learner.save(), loss_of(learner)
+    grads, losses = gradient(learner, xs, ys, step_fn)
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
-    assert_close(grads, gradient(other, xs, ys)[0], 0.0)
+    assert_close(grads, gradient(other, xs, ys, loss_of(other))[0], 0.0)
     learner.restore(saved)
-    assert_close(gradient(learner, xs, ys)[0], grads, 1e-6)
+    assert_close(gradient(learner, xs, ys, step_fn)[0], grads, 1e-6)
     learner.reset_state()
     assert not learner.etrace.value['t'].any()
-    new = learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=optax.sgd(1e-2))
+    new = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optax.sgd(1e-2))
     new = new[0] if hasattr(learner, 'vjp_method') else new.losses
     assert np.isfinite(new).all() and new.shape == losses.shape
 

@@ -25,6 +25,8 @@ def surrogate(v):
     return 1.0 / (1.0 + (2.0 * v) ** 2)
 
 
+# Functions of this name in both modules of arrays.
+SHARED = 'tanh exp log cos sin sqrt where stack pad tile repeat broadcast_to zeros_like'.split()
 EASE = 0.3  # the derivative of ``eased``, an identity
 
 
@@ -34,17 +36,14 @@ class Ops:
     xp = None
     idle = False  # in a branch not taken: ops see zeros
 
+    def __init_subclass__(cls):
+        for name in SHARED if cls.xp else ():
+            setattr(cls, name, staticmethod(getattr(cls.xp, name)))
+
     def __init__(self, reads: str = 'live'):
         if reads not in ('live', 'cut', 'constant'):
             raise ValueError(f'reads={reads!r}')
         self.reads = reads
-        self.tanh, self.exp, self.log, self.cos, self.sin, self.sqrt, self.where = (
-            getattr(self.xp, name) for name in ('tanh', 'exp', 'log', 'cos', 'sin', 'sqrt', 'where')
-        )
-        self.stack, self.pad, self.tile, self.repeat, self.broadcast_to, self.zeros_like = (
-            getattr(self.xp, name)
-            for name in ('stack', 'pad', 'tile', 'repeat', 'broadcast_to', 'zeros_like')
-        )
 
     # -- annotations: the identity in the library --------------------------------------------------
 

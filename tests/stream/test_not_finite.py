@@ -255,7 +255,7 @@ def test_where_no_sample_can_start_anew_by_itself_all_do():
 
     xs, ys = spoiled('inf')
     learner, optimizer = functional.online(shared, D_RTRL), optax.sgd(RATE)
-    learn = learner.sequence_update(loss, optimizer, not_finite='reset')
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     first = carry0(), jnp.zeros(N)
     state = learner.init(params(), first, jax.tree.map(lambda x: x[0], xs))
     got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
@@ -274,7 +274,7 @@ def test_samples_may_stand_second_in_the_state(what):
     xs, ys = spoiled(what)
     learner, optimizer = functional.online(second, D_RTRL), optax.sgd(RATE)
     state = learner.init(params(), drawn(B, N).T, jax.tree.map(lambda x: x[0], xs))
-    learn = learner.sequence_update(loss, optimizer, not_finite='reset', write_every=2)
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset', write_every=2))
     first = carry0().T
     got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
     with np.errstate(all='ignore'):
@@ -287,7 +287,7 @@ def test_samples_may_stand_second_in_the_state(what):
 def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     xs, ys = spoiled('ends')
     learner, optimizer = functional.online(cell, D_RTRL), optax.adam(RATE)
-    learn = learner.sequence_update(loss, optimizer, not_finite='reset')
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     state = learner.init(params(), drawn(B, N), jax.tree.map(lambda x: x[0], xs))
     mask = jnp.ones(T).at[2].set(0)
     given = params(), optimizer.init(params()), state, (xs,), ys.at[2].set(NAN), mask
@@ -339,7 +339,7 @@ def test_an_infinity_with_which_a_carry_begins_is_no_fault():
     first = carry0(), jnp.full((B, N), -INF)
     learner, optimizer = functional.online(of_largest, D_RTRL), optax.sgd(RATE)
     state = learner.init(params(), first, jax.tree.map(lambda x: x[0], xs))
-    learn = learner.sequence_update(loss, optimizer, not_finite='reset')
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
     assert got.skipped.updates == 0 and not got.skipped.samples.any()
 
@@ -349,7 +349,7 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
     xs, h = drawn(T, I).at[3].set(NAN), jnp.zeros(N)
     state = learner.init(drawn(I, N), h, xs[0])
     optimizer = optax.sgd(RATE)
-    learn = learner.sequence_update(loss, optimizer, not_finite='reset')
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     given = drawn(I, N), optimizer.init(drawn(I, N)), state, xs, jnp.ones((T, N))
     p, _, _, state, _, skipped, _ = learn(*given, reset=(None, h))
     assert skipped.updates == skipped.samples == 1
@@ -373,7 +373,7 @@ def test_a_batch_that_no_op_shows_is_told_and_the_advice_works():
     def learn(**options):
         learner = functional.online(cell, D_RTRL, **options)
         given = jnp.ones(N), optimizer.init(jnp.ones(N)), learner.init(jnp.ones(N), h, xs[0])
-        update = learner.sequence_update(loss, optimizer, not_finite='reset')
+        update = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
         return update(*given, xs, jnp.zeros_like(xs), reset=(None, h)).skipped.samples.tolist()
 
     with pytest.warns(BraintraceWarning, match=r"Policy\(batched=\('v',\)\)"):

@@ -4,6 +4,8 @@ import warnings
 
 from braintrace import functional, rules, verify
 from braintrace.errors import BraintraceWarning
+from braintrace.verify import _measure
+from braintrace.verify._activity import activity
 from tests.models.model import squared
 
 
@@ -13,6 +15,20 @@ def diagnosed(cell, xs, ys, params, carry, rule=None, loss=squared, steps=None, 
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', BraintraceWarning)
         return verify.diagnose(learner, xs, ys, loss, steps=steps, params=params, carry=carry)
+
+
+def shown(cell, xs, params, carry):
+    """By group: by what its activity shows, its silent and its saturated share, as a diagnosis has
+    them, without the gradients of one.
+    """
+    learner = functional.online(cell, rules.d_rtrl())
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', BraintraceWarning)
+        state = learner.init(params, carry, xs[0])
+    graph = learner.compiled(params, carry, (xs[0],)).graph
+    hidden = _measure.trace_norms(learner, graph, params, state, (xs,))[1]
+    found = activity(graph, params, carry, (xs,), hidden)
+    return {name: (by, silent.mean(), high.mean()) for name, (by, silent, high) in found.items()}
 
 
 def row_of(diagnosis, path):

@@ -2,6 +2,7 @@
 histories forward in time in NumPy, by complex steps.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from tests.oracles import flat, jacobian, like, pick, real, transition
 
 
 class Expected(NamedTuple):
-    """By parameter, and ``hidden``: the states before each step and after the last one."""
+    """By parameter."""
 
     cosine: dict[str, float]
     ratio: dict[str, float]
@@ -20,15 +21,15 @@ class Expected(NamedTuple):
     dropped_in: dict[str, np.ndarray]  # by hidden group
     squares: dict[str, np.ndarray]  # of the trace, summed, after each step
     largest: dict[str, float]  # entry of the last trace
-    hidden: list[dict]
 
 
+@functools.cache
 def expected(case) -> Expected:
     params, groups, carry = case.params, case.model.groups, dict(case.carry)
     live, cut, constant = NumpyOps(), NumpyOps('cut'), NumpyOps('constant')
     size = flat(carry).size, flat(params).size
     rows = [flat(pick(like(np.arange(size[0]), carry), g)) for g in groups]
-    trace, whole, traces, hidden = np.zeros(size), np.zeros(size), [], [carry]
+    trace, whole, traces = np.zeros(size), np.zeros(size), []
     online, exact = np.zeros(size[1]), np.zeros(size[1])
     kept, every = (np.zeros((len(groups), size[1])) for _ in range(2))
     for x, y in zip(case.xs, case.ys, strict=True):
@@ -56,7 +57,6 @@ def expected(case) -> Expected:
             trace[at] = transition(case, constant, params, carry, x, g) @ trace[at] + fresh
         carry = real(states(live, params, carry))
         traces.append(trace.copy())
-        hidden.append(carry)
 
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = ['/'.join(key.key for key in path) for path, _ in leaves]
@@ -75,5 +75,4 @@ def expected(case) -> Expected:
         {n: lost[n] / mass[n] for n in names},
         by_name(np.array(traces) ** 2, lambda a: a.sum((1, 2))),
         by_name(np.abs(trace), np.max),
-        hidden,
     )

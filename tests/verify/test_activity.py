@@ -15,7 +15,7 @@ from tests.models.model import squared
 from tests.models.ops import _spike_jvp as by_jvp
 from tests.models.ops import _spike_vjp as by_vjp
 from tests.tiers import first, in_turn, nightly
-from tests.verify import asked
+from tests.verify.asked import diagnosed, shown
 
 STEPS, LANES = 12, 2
 DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.0), 'mixed': np.array([0.0, 0.2, 9.0])}
@@ -108,11 +108,7 @@ def by_hand(cell, drive):
     return np.mean(spikes, 0)
 
 
-def diagnosed(cell, params, carry):
-    """The diagnosis of ``cell(params, carry, x)``."""
-    xs = np.ones((STEPS, LANES, 1))
-    outputs = jax.eval_shape(lambda: cell(params, carry, xs[0])[0])
-    return asked.diagnosed(cell, xs, np.zeros((len(xs), *outputs.shape)), params, carry)
+XS = np.ones((STEPS, LANES, 1))
 
 
 def layer(cell, spike):
@@ -126,10 +122,6 @@ def states(first, units=3):
     return {k: jnp.full((LANES, units), v) for k, v in first.items()}
 
 
-def shown(diagnosis):
-    return {a.group: (a.shown_by, a.silent, a.saturated) for a in diagnosis.activity}
-
-
 def of_rates(rates):
     return 'spikes', np.mean(rates == 0), np.mean(rates > 0.5)
 
@@ -137,8 +129,8 @@ def of_rates(rates):
 @pytest.mark.tier(quick=0)
 @in_turn(first(hard_state), cell=CELLS, drive=DRIVES)
 def test_a_neuron_is_judged_by_its_spikes(cell, drive):
-    got = diagnosed(layer(cell, by_jvp), {'W': DRIVES[drive][None]}, states(CELLS[cell]))
-    assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in shown(got).values())
+    got = shown(layer(cell, by_jvp), XS, {'W': DRIVES[drive][None]}, states(CELLS[cell]))
+    assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in got.values())
 
 
 @pytest.mark.tier(quick=0)
@@ -146,14 +138,15 @@ def test_a_neuron_is_judged_by_its_spikes(cell, drive):
 def test_a_spike_is_found_however_it_is_made(spike, cell):
     drive = np.concatenate([*DRIVES.values()])
     first = states(CELLS[cell], len(drive))
-    got = diagnosed(layer(cell, SPIKES[spike]), {'W': drive[None]}, first)
-    assert all(found == of_rates(by_hand(cell, drive)) for found in shown(got).values())
+    got = shown(layer(cell, SPIKES[spike]), XS, {'W': drive[None]}, first)
+    assert all(found == of_rates(by_hand(cell, drive)) for found in got.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('cell', [adaptive, *(pytest.param(c, marks=nightly) for c in OTHERS)])
 def test_a_dead_layer_is_told_to_get_more_input(cell):
-    found = diagnosed(layer(cell, by_jvp), {'W': np.zeros((1, 3))}, states(CELLS[cell])).findings
+    data = XS, np.zeros((STEPS, LANES, 3)), {'W': np.zeros((1, 3))}, states(CELLS[cell])
+    found = diagnosed(layer(cell, by_jvp), *data).findings
     assert any('100 % of the units' in text and 'a lower threshold' in text for text in found)
     assert not any('saturated' in text for text in found)
 
@@ -171,7 +164,7 @@ def test_two_layers_are_judged_each_by_itself():
 
     params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.0)}
     carry = states({'low': 0.0, 'dead': 0.0}) | {'live': states({'v': 0.0, 'z': 0.0})}
-    got = shown(diagnosed(cell, params, carry))
+    got = shown(cell, XS, params, carry)
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
     assert got['live/v'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
 
@@ -183,18 +176,17 @@ def test_a_spike_may_be_the_only_state():
 
     W = np.concatenate([np.array([[0.0, 2.0, 2.0]]), np.zeros((3, 3))])
     W[3, 2] = -9.0  # unit 2 spikes at every other step
-    (got,) = diagnosed(cell, {'W': W}, states({'z': 0.0})['z']).activity
-    assert (got.shown_by, got.silent, got.saturated) == ('spikes', 1 / 3, 1 / 3)
+    (got,) = shown(cell, XS, {'W': W}, states({'z': 0.0})['z']).values()
+    assert got == ('spikes', 1 / 3, 1 / 3)
 
 
 @pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('cell', [nn.VanillaRNNCell, nn.GRUCell, nn.LSTMCell, nn.MinGRUCell])
 def test_a_cell_without_spikes_is_judged_by_its_states(cell):
-    learner = braintrace.compile(cell(2, 3), 'D_RTRL', jnp.zeros((LANES, 2)), batch_size=LANES)
-    got = verify.diagnose(learner, np.ones((STEPS, LANES, 2)), np.zeros((STEPS, LANES, 3)), squared)
-    assert {a.shown_by for a in got.activity} == {'states'} and not any(
-        'spike' in text for text in got.findings
-    )
+    learner = braintrace.compile(cell(1, 3), 'D_RTRL', XS[0], batch_size=LANES)
+    online, params, carry = learner.pure()
+    found = shown(online.cell, XS, params, carry)
+    assert {by for by, *_ in found.values()} == {'states'}
 
 
 @pytest.mark.tier(quick=1)
@@ -207,8 +199,8 @@ def test_a_nonlinearity_of_pieces_is_no_spike(relu):
         h = relu(0.5 * h + braintrace.matmul(x, p['W']))
         return h, h
 
-    (got,) = diagnosed(cell, {'W': np.ones((1, 3))}, jnp.zeros((LANES, 3))).activity
-    assert got.shown_by == 'states' and got.silent == 0
+    (got,) = shown(cell, XS, {'W': np.ones((1, 3))}, jnp.zeros((LANES, 3))).values()
+    assert got[:2] == ('states', 0)
 
 
 class Spiking(brainstate.nn.Module):
@@ -235,9 +227,9 @@ class Spiking(brainstate.nn.Module):
 @pytest.mark.parametrize('gain', [0.0, 9.0])
 def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)
-    got = verify.diagnose(learner, np.ones((STEPS, LANES, 1)), np.zeros((STEPS, LANES, 3)), squared)
-    assert shown(got)['V/0'] == of_rates(by_hand(soft_state, np.full(3, gain)))
-    readout = shown(got)['r']
-    assert readout == ('states', gain == 0, 0)
+    got = verify.diagnose(learner, XS, np.zeros((STEPS, LANES, 3)), squared)
+    active = {a.group: (a.shown_by, a.silent, a.saturated) for a in got.activity}
+    assert active['V/0'] == of_rates(by_hand(soft_state, np.full(3, gain)))
+    assert active['r'] == ('states', gain == 0, 0)
     said = [text for text in got.findings if 'units of r are' in text and 'stay at zero' in text]
     assert len(said) == (gain == 0) and not any('threshold' in text for text in said)

@@ -20,13 +20,13 @@ from braintrace.verify.findings import _shares, _shown
 from tests import models
 from tests.compare import assert_close
 from tests.models.library import LibraryOps
-from tests.models.model import B, I, N, O, alone, of, squared
+from tests.models.model import B, I, N, O, squared
 from tests.models.ops import _spike_jvp as spike
-from tests.models.stacks import two_layers
+from tests.oracles import real
 from tests.verify.asked import diagnosed, row_of, said
 from tests.verify.expected import expected
 
-T = 12
+T = 8
 CASES = ['gru', 'lstm_fused', 'two_layers', 'lif_recurrent']
 RNG = np.random.default_rng(0)
 DATA = np.abs(RNG.standard_normal((T, I))), RNG.standard_normal((T, O))
@@ -95,9 +95,8 @@ def test_the_numbers_are_those_of_the_oracle(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['two_layers', 'lstm_fused'])
-def test_steps_that_are_not_yet_written_into_the_trace_count(name):
-    got, want = diagnosis_of(name, write_every=5), diagnosis_of(name)
+def test_steps_that_are_not_yet_written_into_the_trace_count():
+    got, want = diagnosis_of('two_layers', write_every=5), diagnosis_of('two_layers')
     for a, b in zip(got.trace_growth, want.trace_growth, strict=True):
         assert_close(np.array(a.norms), np.array(b.norms))
     cosines = [np.array([row.cosine for row in found.rows]) for found in (got, want)]
@@ -118,15 +117,9 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     )
 
 
-def gate(inputs, units):
-    return {'w': (inputs, units), 'b': (units,)}
-
-
 @pytest.mark.slow
 def test_states_in_one_array_are_diagnosed_one_by_one():
-    params = {'one': gate(I + N, N), 'two': gate(2 * N, N), 'out': (N, O)}
-    model = of(two_layers, params, dict.fromkeys(('h1', 'h2'), (B, N)), groups=alone('h1', 'h2'))
-    case = models.make_case(model, steps=T)
+    case = models.case('two_equal_layers', steps=T // 2)
 
     def stacked(p, c, x):
         output, new = cell_of(case)(p, {'h1': c['h'][0], 'h2': c['h'][1]}, x)
@@ -157,15 +150,14 @@ def test_what_a_gru_loses_is_named_with_its_places():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('scale', [1e-3, 1e3])
-def test_the_unit_of_a_state_has_no_say(scale):
-    def cell_in(unit):
+def test_the_unit_of_a_state_has_no_say():
+    def cell_in(v_unit, r_unit):
         def cell(p, c, x):
-            y = braintrace.matmul(jnp.concatenate([x, c['v'] / unit], -1), p['W'])
-            v = 0.9 * c['v'] + unit * jnp.tanh(y)
-            a = 0.5 * c['a'] + 0.2 * c['v'] / unit
-            r = 0.8 * c['r'] + braintrace.matmul(v / unit, p['U'])
-            return r, {'v': v, 'a': a, 'r': r}
+            y = braintrace.matmul(jnp.concatenate([x, c['v'] / v_unit], -1), p['W'])
+            v = 0.9 * c['v'] + v_unit * jnp.tanh(y)
+            a = 0.5 * c['a'] + 0.2 * c['v'] / v_unit
+            r = 0.8 * c['r'] + r_unit * braintrace.matmul(v / v_unit, p['U'])
+            return r / r_unit, {'v': v, 'a': a, 'r': r}
 
         return cell
 
@@ -173,7 +165,7 @@ def test_the_unit_of_a_state_has_no_say(scale):
     first = {'v': jnp.zeros((2, N)), 'a': jnp.zeros((2, N)), 'r': jnp.zeros((2, 2))}
     params = {'W': rng.standard_normal((I + N, N)), 'U': rng.standard_normal((N, 2))}
     data = rng.standard_normal((8, 2, I)), rng.standard_normal((8, 2, 2)), params, first
-    want, got = (diagnosed(cell_in(unit), *data) for unit in (1.0, scale))
+    want, got = (diagnosed(cell_in(*units), *data) for units in ((1.0, 1.0), (1e-3, 1e3)))
     assert 0.1 < want.rows[1].dropped < 0.9
     for a, b in zip(got.rows, want.rows, strict=True):
         for name in ('cosine', 'norm_ratio', 'dropped', 'dropped_by_group'):
@@ -307,8 +299,11 @@ def test_silent_and_saturated_neurons_are_counted_by_their_spikes():
     zeros, params = {'v': np.zeros((B, N))}, dict(case.params) | {'w': w}
     case = dataclasses.replace(case, params=params, carry=zeros, xs=np.abs(case.xs))
     got = of_case(case)
-    potentials = np.array([c['v'] for c in expected(case).hidden[:-1]])
-    rates = (potentials > 0.5).mean((0, 1))
+    potentials, c = [], zeros
+    for x in case.xs:
+        potentials.append(c['v'])
+        c = real(case.run(models.ops.NumpyOps(), params, c, x)[1])
+    rates = (np.array(potentials) > 0.5).mean((0, 1))
     assert rates[0] == 0 and rates[1] > 0.5
     (active,) = got.activity
     shares = np.mean(rates == 0), np.mean(rates > 0.5)
@@ -335,18 +330,20 @@ def test_silent_and_saturated_units_are_counted_by_their_states():
 
 @pytest.mark.slow
 def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
-    def found(leak):
-        cell = lambda p, h, x: ((h := leak * h + braintrace.matmul(x, p['W'])), h)
-        data, first = (jnp.ones((24, 1)), jnp.zeros((24, 1))), {'W': jnp.ones((1, 1))}
-        got = diagnosed(cell, *data, first, jnp.zeros(1), loss=lambda h, y: h.sum())
-        return got.trace_growth, ' '.join(got.findings)
+    def cell(p, c, x):
+        c = {k: leak * c[k] + braintrace.matmul(x, p[k]) for k, leak in LEAKS.items()}
+        return c['runs'] + c['stays'], c
 
-    (growth,), text = found(2.0)
-    assert growth.largest == growth.norms[-1] == 2**24 - 1
-    assert growth.steps_left == pytest.approx(1024 - 24, abs=0.1)
-    assert 'overflows in about 1000 steps' in text
-    (growth,), text = found(0.9)
-    assert growth.steps_left == math.inf and 'overflows' not in text
+    LEAKS = {'runs': 2.0, 'stays': 0.9}
+    data, params = (jnp.ones((24, 1)), jnp.zeros((24, 1))), dict.fromkeys(LEAKS, jnp.ones((1, 1)))
+    carry = dict.fromkeys(LEAKS, jnp.zeros(1))
+    got = diagnosed(cell, *data, params, carry, loss=lambda h, y: h.sum())
+    growth = {path: t for t in got.trace_growth for path in LEAKS if t.relation.startswith(path)}
+    assert growth['runs'].largest == growth['runs'].norms[-1] == 2**24 - 1
+    assert growth['runs'].steps_left == pytest.approx(1024 - 24, abs=0.1)
+    assert growth['stays'].steps_left == math.inf
+    (text,) = [text for text in got.findings if 'overflows' in text]
+    assert 'overflows in about 1000 steps' in text and 'runs' in text and 'stays' not in text
 
 
 @pytest.mark.slow
@@ -383,9 +380,8 @@ def test_a_wrong_rule_is_noticed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
-def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
-    units = 12
+def test_the_share_is_that_of_the_window_and_stored_traces_are_read():
+    units, stored = 12, jnp.bfloat16
     rng = np.random.default_rng(0)
     params = {'W': rng.standard_normal((I + units, units)) / 4, 'a': rng.uniform(0.5, 0.9, units)}
 
@@ -393,7 +389,7 @@ def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
         h = p['a'] * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h]), p['W']))
         return h, h
 
-    rule, trained = rules.d_rtrl(trace_dtype=dtype), lambda path, leaf: path[0] == 'W'
+    rule, trained = rules.d_rtrl(trace_dtype=stored), lambda path, leaf: path[0] == 'W'
     xs = rng.standard_normal((4, I))
     data = xs, np.zeros((4, units)), params, np.zeros(units), rule
     got = diagnosed(cell, *data, steps=3, trainable=trained)
@@ -413,9 +409,7 @@ def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
     lost, held = ((read - read_kept) ** 2).sum(), (read_kept**2).sum()
     assert row.dropped == pytest.approx(lost / (lost + held))
     (growth,) = got.trace_growth
-    stored = jnp.float64 if dtype is None else dtype
-    near = 1e-12 if dtype is None else 1e-2
-    assert growth.norms[-1] == pytest.approx(np.linalg.norm(kept), rel=near)
+    assert growth.norms[-1] == pytest.approx(np.linalg.norm(kept), rel=1e-2)
     assert growth.limit == float(jnp.finfo(stored).max)
 
 
@@ -483,11 +477,7 @@ def test_it_starts_from_the_present_states_and_leaves_learner_and_model_as_they_
         np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after))
     )
     assert np.asarray(before['trace']['t']).max() == T
-    assert verify.diagnose(learner, xs, ys, squared).rows == first.rows
     assert first.rows != fresh.rows, 'it starts from the present states'
-    online, params, carry = learner.pure()
-    pure = verify.diagnose(online, xs, ys, squared, params=params, carry=carry)
-    assert pure.rows == first.rows
     learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x), y))
 
 
@@ -560,9 +550,7 @@ def test_of_a_rule_without_a_trace_all_history_is_dropped():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'rule', [rules.uoro(), rules.signs(), rules.signs('all')], ids=['uoro', 'signs', 'all']
-)
+@pytest.mark.parametrize('rule', [rules.uoro(), rules.signs('all')], ids=['uoro', 'signs'])
 def test_of_a_random_rule_its_estimate_is_told_and_no_defect(rule):
     found, _ = told(rule)
     assert found.count('a random estimate') == 1 and 'The lowest cosine' in found
