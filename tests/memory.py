@@ -17,7 +17,6 @@ from pathlib import Path
 import jax
 import pytest
 
-
 MOST = 1.5 * 2**30  # bytes that a process may hold in `make test`
 WITHIN = 1.2 * 2**30  # bytes at which programs are dropped between tests of a file
 BETWEEN = 0.9 * 2**30  # and behind the last one
