@@ -33,6 +33,7 @@ VENV_PUBLIC ?= .venv-public
 VENV_PUBLIC_LATEST ?= .venv-public-latest
 JOBS ?= 2
 JAX_PLATFORMS ?= cpu
+unexport PYTHONDONTWRITEBYTECODE  # each process would compile every module again
 TORCH ?= torch==2.13.0
 ifndef SEED
 SEED := $(shell date +%Y%m%d%H%M)
