@@ -13,6 +13,7 @@ person has read it and says why it is no fault (`equal`).
 """
 
 import argparse
+import heapq
 import itertools
 import json
 import multiprocessing
@@ -311,11 +312,19 @@ def choose() -> None:
 
     for test in suite.quick:
         take(test)
-    chosen, rest = [], sorted(suite.slow)
-    while rest and worth(best := max(rest, key=worth)):
-        take(best)
-        rest.remove(best)
-        chosen.append(best)
+    # what a test is worth only falls while others are taken
+    heap, chosen = [(-worth(test), test) for test in suite.slow], []
+    heapq.heapify(heap)
+    while heap and heap[0][0]:
+        _, test = heap[0]
+        now = -worth(test)
+        if now > heap[0][0]:
+            heapq.heapreplace(heap, (now, test))
+        else:
+            heapq.heappop(heap)
+            take(test)
+            chosen.append(test)
+    rest = sorted(test for _, test in heap)
     night = defaultdict(list)
     for test in rest:
         night[function(test)].append(row_of(test))
