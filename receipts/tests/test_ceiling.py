@@ -15,6 +15,7 @@ from braintrace_receipts import reconcile, reconcile_run
 from braintrace_receipts.bounds import UNIT, Num, exact, far
 from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
+from braintrace_receipts.losses import LOSSES
 from braintrace_receipts.record import Record
 from braintrace_receipts.schema import with_arrays
 from making import array, numbers
@@ -112,6 +113,13 @@ def test_a_bound_that_is_no_finite_number_holds_nothing():
     for record in run:
         record['topology']['constants']['surrogate']['parameters']['slope'] = 1e300
     assert not reconcile_run(run).ok
+
+
+@pytest.mark.parametrize('classes', [10, 1000])
+def test_the_bound_of_a_cross_entropy_grows_as_its_size_and_not_as_its_classes(classes):
+    outputs, targets = exact(np.zeros((1, classes))), exact(np.eye(1, classes))
+    loss = LOSSES['softmax_ce'].per_lane(outputs, targets)
+    assert loss.value == pytest.approx(np.log(classes)) and loss.terms < 6 * loss.value
 
 
 COMPARING = {'allclose', 'isclose', 'assert_allclose', 'assert_almost_equal', 'approx', 'spacing'}

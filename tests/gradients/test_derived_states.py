@@ -97,6 +97,20 @@ def test_a_state_of_another_shape_that_reads_a_derived_one_adds_nothing_to_its_g
     assert_close(over_sequence(case, D_RTRL, 3)[0], oracles.total(oracles.dense_recursion(case)))
 
 
+def adaptive(ops, p, c, x, v):
+    """``v`` reads the threshold by the spike alone."""
+    a = 0.9 * c['a'] + c['z']
+    return {'a': a, 'z': ops.spike(v - THRESHOLD - 0.3 * a)}
+
+
+STAY[adaptive] = ['a']
+
+
+def test_what_reads_a_derived_state_reads_all_that_it_is_made_of():
+    (group,) = start(a_case(adaptive), D_RTRL)[0].first.graph.hidden_groups
+    assert group.paths == ('a', 'v') and np.all(group.reads)
+
+
 # states that stay in the trace --------------------------------------------------------------------
 
 

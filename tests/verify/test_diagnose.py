@@ -367,13 +367,17 @@ class Forgets(type(rules.d_rtrl())):
 
 
 def test_a_wrong_rule_is_noticed():
-    def cell(p, h, x):
-        h = 0.9 * h + braintrace.matmul(x, p['W'])
-        return h, h
+    """All is forgotten here: the output reads what the input was two steps ago."""
 
-    params = {'W': jnp.ones((I, N))}
-    got = diagnosed(cell, DATA[0], jnp.zeros((T, N)), params, jnp.zeros(N), Forgets())
-    assert got.rows[0].history == 'whole' and got.rows[0].norm_ratio < 0.5
+    def cell(p, c, x):
+        a, b = 0.9 * c['a'] + braintrace.matmul(x, p['W']), 0.9 * c['b'] + c['a']
+        late = 0.9 * c['late'] + c['b']
+        return late, {'a': a, 'b': b, 'late': late}
+
+    params, carry = {'W': jnp.ones((I, N))}, dict.fromkeys(('a', 'b', 'late'), jnp.zeros(N))
+    got = diagnosed(cell, DATA[0], jnp.zeros((T, N)), params, carry, Forgets())
+    (row,) = got.rows
+    assert (row.history, row.cosine, row.norm_ratio) == ('whole', 0, 0)
     assert got.findings[0].startswith(
         'W should have the whole gradient, but differs from BPTT: cosine '
     )
