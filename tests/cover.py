@@ -66,10 +66,11 @@ def read(file: Path):
     return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
 
 
-def write(file: Path, value) -> None:
-    """All at once: a run that is cut off leaves the file as it was."""
+def write(file: Path, value: dict) -> None:
+    """A line for each key, all at once: a run that is cut off leaves the file as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.with_suffix('.part').write_text(json.dumps(value, indent=1) + '\n', encoding='utf-8')
+    lines = ',\n'.join(f'{json.dumps(key)}: {json.dumps(value[key])}' for key in value)
+    file.with_suffix('.part').write_text(f'{{\n{lines}\n}}\n', encoding='utf-8')
     file.with_suffix('.part').replace(file)
 
 
