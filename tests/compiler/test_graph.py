@@ -84,6 +84,23 @@ def test_a_vector_weight_beside_a_batched_state_is_expanded():
     assert state.trace['leak']['carry']['weight'][0].shape == (B, N)
 
 
+def test_what_comes_into_a_loop_is_followed_into_its_next_iteration():
+    def cell(w, h, x):
+        y = drive(w, x, h)
+
+        def turn(carry, _):
+            late, total = carry
+            return (y, total + late), None
+
+        (_, total), _ = jax.lax.scan(turn, (jnp.zeros_like(h), jnp.zeros_like(h)), length=40)
+        h = 0.5 * h + total
+        return h, h
+
+    graph = graph_of(cell, W, H, X)
+    (relation,) = graph.hidden_param_op_relations
+    assert relation.only_through_groups and not graph.diagnostics
+
+
 def test_side_effects_of_the_step_are_kept(capfd):
     def cell(w, h, x):
         jax.debug.print('seen {s}', s=x.sum())

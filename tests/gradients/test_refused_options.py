@@ -42,7 +42,6 @@ def delayed():
 
 
 IN_RANGE = r'give a number in \[0, 1\), 0 for no filter'
-UNKNOWN = d_rtrl().with_feedback(Feedback('random', ops=('w', 'hidden')))
 REFUSED = [
     (lambda: d_rtrl(credit='half'), "credit is 'half'; choose 'cut' or 'whole'"),
     (lambda: d_rtrl(scope='reach'), "scope is 'reach'; choose 'position' or 'own'"),
@@ -82,7 +81,10 @@ REFUSED = [
     (lambda: Feedback('random', ops=3), 'ops is 3; give keys of ops'),
     (lambda: Feedback('random', ops=()), r'ops is \(\); give keys of ops'),
     (lambda: d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
-    (lambda: compiled(UNKNOWN), r"names \['hidden'\]: give as `ops` some of \['w'\]"),
+    (
+        lambda: compiled(d_rtrl().with_feedback(Feedback('random', ops=('w', 'hidden')))),
+        r"names \['hidden'\]: give as `ops` some of \['w'\]",
+    ),
     (lambda: compiled(rules.rflo()), r"finds no readout: give.*\['w'\]"),
     (lambda: windows(inside='exact'), 'its length changes the gradient'),
     (lambda: windows(window=3, inside='exactly'), "inside is 'exactly'; choose 'trace' or"),

@@ -1,6 +1,7 @@
 """What a call says that does not fit: found, where, what to do; and what a traceback shows."""
 
 import importlib
+import pickle
 import traceback
 import warnings
 from pathlib import Path
@@ -241,3 +242,8 @@ def test_completion_shows_what_users_call():
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
     own = {'trace_dtype', 'write_every', 'credit'}
     assert rule == own | {'approximation', 'filtered', 'name', 'remembers', 'with_feedback'}
+
+
+def test_a_function_is_pickled_by_its_name_and_one_that_a_call_makes_is_named_by_the_call():
+    assert pickle.loads(pickle.dumps(rules.d_rtrl)) is rules.d_rtrl
+    assert '<function learner.grad(loss_fn) at' in repr(learner.grad(loss))
