@@ -42,12 +42,13 @@ def peak_bytes() -> int:
 
 def drop() -> None:
     """Compiled programs, which tests make again where they need them; where much stays, also the
-    cases and learners that helpers of tests keep by `functools.cache`.
+    cases and learners that helpers of tests keep by `functools.cache`, but for the ops of
+    `tests/kit`: a name is registered once.
     """
     jax.clear_caches()
     _give_back()
     if resident_bytes() > BETWEEN:
-        for name in [name for name in sys.modules if name.split('.')[0] == 'tests']:
+        for name in [name for name in sys.modules if re.match(r'tests\.(?!kit\.)', name)]:
             for value in vars(sys.modules[name]).values():
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()
@@ -67,7 +68,7 @@ def make_room(enough: float) -> None:
     """
     look = next(_asked) % 16 == 0 and (PROC / 'maps').exists()
     many = look and (PROC / 'maps').read_bytes().count(b'\n') > MAPPINGS
-    if many or resident_bytes() > max(enough, _stays[0] + 2**28):
+    if many or resident_bytes() > max(enough, _stays[0] + 2**27):
         drop()
         _stays[0] = resident_bytes()
 

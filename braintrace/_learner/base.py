@@ -302,9 +302,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return bound.core, *bound.states.values()
 
     def with_environment(self, xs, length: int) -> tuple:
-        """Sequences of ``length`` steps as the functions of :meth:`pure` take them: all inputs, and
-        behind them a dict of what the step reads of ``brainstate.environ``, if it does. The time
-        ``t`` goes on by ``dt`` and ``i`` by one, from the values there or zero; arrays stay.
+        """Sequences ``xs`` of ``length`` steps as the functions of :meth:`pure` take them: all
+        inputs and, behind them, a dict of what the step reads of ``brainstate.environ``, if it
+        does. The time ``t`` goes on by ``dt`` and ``i`` by one, from the values there or zero;
+        arrays stay.
 
         Raises :class:`braintrace.errors.StructureError` for what is not set there.
 
