@@ -35,12 +35,7 @@ def pytest_collection_modifyitems(config, items):
     by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
     if by_address:
         raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
-    night = {} if config.getoption('--all-slow') else tiers.of_the_night()
-    tiers.assign(items, night)
-    if config.args == config.getini('testpaths'):
-        gone = night.keys() - {tiers.function(item.nodeid) for item in items}
-        if gone:
-            raise pytest.UsageError(f'take what is gone out of {tiers.NIGHT}: ' + ', '.join(gone))
+    tiers.assign(items, {} if config.getoption('--all-slow') else tiers.of_the_night())
 
 
 @pytest.hookimpl(trylast=True)
