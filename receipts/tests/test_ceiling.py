@@ -124,14 +124,10 @@ def test_a_window_may_sum_gradients_that_are_rounded_anew():
     summed = run[1]['window']['gradients']
     for path, node in summed.items():
         steps = [stored(Record(one)).gradients()[0][path] for one in run]
-        off = (
-            50
-            * UNIT['float64']
-            * sum(
-                one['window']['weight'] * step.terms for one, step in zip(run, steps, strict=True)
-            )
+        terms = sum(
+            one['window']['weight'] * step.terms for one, step in zip(run, steps, strict=True)
         )
-        summed[path] = array(numbers(node) + off, node)
+        summed[path] = array(numbers(node) + 50 * UNIT['float64'] * terms, node)
     making.updated(run[1])
     assert reconcile_run(run).ok, reconcile_run(run).failures[:2]
 
