@@ -15,6 +15,7 @@ from braintrace_receipts import reconcile, reconcile_run
 from braintrace_receipts.bounds import UNIT, Num, exact, far
 from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
+from braintrace_receipts.equations import stored
 from braintrace_receipts.losses import LOSSES
 from braintrace_receipts.record import Record
 from braintrace_receipts.schema import with_arrays
@@ -113,6 +114,22 @@ def test_a_bound_that_is_no_finite_number_holds_nothing():
     for record in run:
         record['topology']['constants']['surrogate']['parameters']['slope'] = 1e300
     assert not reconcile_run(run).ok
+
+
+def test_a_window_may_sum_gradients_that_are_rounded_anew():
+    """A compiler may make a step's gradient anew where it is summed: the terms of its formula
+    count, and not its size.
+    """
+    run = making.run('rnn', window=2, reduction='sum')
+    summed = run[1]['window']['gradients']
+    for path, node in summed.items():
+        steps = [stored(Record(one)).gradients()[0][path] for one in run]
+        terms = sum(
+            one['window']['weight'] * step.terms for one, step in zip(run, steps, strict=True)
+        )
+        summed[path] = array(numbers(node) + 50 * UNIT['float64'] * terms, node)
+    making.updated(run[1])
+    assert reconcile_run(run).ok, reconcile_run(run).failures[:2]
 
 
 @pytest.mark.parametrize('classes', [10, 1000])

@@ -8,7 +8,7 @@ import pytest
 import making
 import oracle
 from braintrace_receipts.bounds import UNIT, exact
-from braintrace_receipts.surrogates import psi
+from braintrace_receipts.surrogates import SURROGATES, psi
 from oracle import STEP, numbers, values
 
 CELLS = ('rnn', 'lif', 'alif')
@@ -192,3 +192,12 @@ def test_a_surrogate_has_all_its_digits_far_from_the_threshold(name):
     found = psi({'name': name, 'parameters': parameters}, exact(u))
     true = np.array([oracle.surrogate(name, parameters, one) for one in np.longdouble(u)])
     assert np.all(np.abs(found.value - true) <= 4 * UNIT['float64'] * found.terms)
+
+
+@pytest.mark.parametrize('name', making.SURROGATES)
+def test_a_surrogate_is_nowhere_steeper_than_its_bound(name):
+    function, names = SURROGATES[name]
+    u = np.linspace(-4, 4, 8001)
+    value, steep, *_ = function(u, *(making.SURROGATES[name][one] for one in names))
+    rise = np.abs(np.diff(value)) / np.diff(u)
+    assert np.all(rise <= 1.01 * np.maximum(steep[1:], steep[:-1]) + 1e-12)

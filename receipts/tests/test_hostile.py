@@ -163,6 +163,16 @@ def convolution(n):
     return record
 
 
+def without_taps(n):
+    """A kernel without a number, of which a formula would ask which channels it reads."""
+    record = opaque()
+    one, axes = [1], [[0, 1, 2]] * 3
+    options = dict(strides=one, padding=[[0, 0]], lhs_dilation=one, rhs_dilation=one)
+    options |= dict(feature_group_count=1, batch_group_count=1, dimension_numbers=axes)
+    with_op(record, 'etp_conv', node(np.zeros((2, n, 0))), (2, n, 1), (n, n, 0), options)
+    return record
+
+
 def embedding(n):
     record = opaque(n)
     with_op(record, 'etp_embed_mm', node(np.zeros(n, np.int64)), (n, 1), (n, 1))
@@ -189,7 +199,14 @@ def vector(n):
     return record
 
 
-COSTLY = {convolution: 6_000, embedding: 6_000, sparse: 1_000, letters: 20_000, vector: 20_000}
+COSTLY = {
+    convolution: 6_000,
+    without_taps: 6_000,
+    embedding: 6_000,
+    sparse: 1_000,
+    letters: 20_000,
+    vector: 20_000,
+}
 
 
 @pytest.mark.parametrize('made', COSTLY, ids=lambda one: one.__name__)

@@ -260,9 +260,35 @@ def recurrent_reversed(p, h, x):
     return new + states.sum(0) * jnp.sin(h), new
 
 
+def fed_twice_by_a_sequence(p, h, x):
+    """Each number that a turn makes feeds two positions of the state."""
+
+    def body(c, k):
+        y = jnp.tanh(mm(x * k, p['w']))
+        return c, y + y[:, ::-1]
+
+    h = 0.9 * h + jax.lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
+    return h, h
+
+
+def held_in_a_sequence(p, h, x):
+    """The state goes into the loop and comes out of it as a sequence."""
+    h = jax.lax.scan(lambda c, h: (c, 0.3 * h), 0.0, jnp.stack([h, h, h]))[1].sum(0)
+    h = h + mm(x, p['w'])
+    return h, h
+
+
+def test_a_sequence_that_is_alike_in_all_turns_needs_no_unrolling():
+    graph = compiled(held_in_a_sequence, unroll=0)[0].graph
+    assert not graph.mixing and any(eqn.loop for eqn in graph.program.equations)
+
+
+LOOPS = [read_inside, read_inside_two_loops, recurrent_reversed, fed_twice_by_a_sequence]
+
+
 @pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
-@pytest.mark.parametrize('cell', [read_inside, read_inside_two_loops, recurrent_reversed])
+@pytest.mark.parametrize('cell', LOOPS)
 def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(cell, rule):
     np.testing.assert_allclose(
         gradients(cell, rule, unroll=0)['w'],
