@@ -199,7 +199,8 @@ def run_with(fault: faults.Fault | None, tests, seconds: float, enough: int, out
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     if fault:
         faults.put_in(fault)
-    options = ['-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors']
+    # pytest would import a module whose doctests it runs by a loader of its own, without the fault
+    options = ['-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors', '--assert=plain']
     files = dict.fromkeys(map(file_of, tests))
     with Path(os.devnull).open('w') as nothing:
         os.dup2(nothing.fileno(), 1)

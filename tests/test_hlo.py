@@ -105,9 +105,22 @@ def unread(params, states, x):
     return jnp.tanh(c) @ params['out'], (c, jnp.tanh(c))
 
 
+def synapse(params, states, x):
+    """The first state does not read the second one."""
+    i, v = states
+    i = 0.9 * i + braintrace.matmul(jnp.concatenate([x, jnp.tanh(v)], -1), params['w'])
+    v = 0.8 * v + i
+    return v @ params['out'], (i, v)
+
+
 @pytest.mark.tier(quick=0)
-@pytest.mark.parametrize('what', ['updates', 'kept'])
-@pytest.mark.parametrize('cell', [coupled, unread])
+@pytest.mark.parametrize(
+    ('cell', 'what'),
+    [
+        *((cell, what) for what in ('updates', 'kept') for cell in (coupled, unread)),
+        (synapse, 'kept'),
+    ],
+)
 def test_a_trace_of_two_states_is_never_copied(cell, what):
     """Not where steps that are pending between single steps are written first, either."""
     two = {'cell': cell, 'rule': braintrace.rules.d_rtrl(write_every=2), 'states': 2}
@@ -143,14 +156,6 @@ def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_
     fused = [c for c in re.split(r'\n}\n', text) if c.lstrip().startswith('%fused_computation')]
     passes = [c for c in fused if trace in c]
     assert passes and not any(f'f32[{B},2,{N}]' in c for c in passes)
-
-
-def synapse(params, states, x):
-    """The first state does not read the second one."""
-    i, v = states
-    i = 0.9 * i + braintrace.matmul(jnp.concatenate([x, jnp.tanh(v)], -1), params['w'])
-    v = 0.8 * v + i
-    return v @ params['out'], (i, v)
 
 
 def test_pending_steps_hold_no_zeros_that_the_structure_gives():

@@ -248,6 +248,20 @@ def test_gates_of_a_sum_of_very_many_terms_wait_for_the_carry_alone():
     assert [eqn.primitive.name for eqn in loop.equations].count('dot_general') == 1
 
 
+def test_a_product_that_a_sum_reads_in_many_ways_is_made_once():
+    def step(w, h, x):
+        total = x.T @ h
+        for _ in range(6):
+            total = total + total[::-1]
+        return h + x @ w['x'], total, (), ()
+
+    w, h, xs = weights(), draw(B, N), draw(T, B, I)
+    traced = TracedStep(step, w, h, xs[0])
+    made = jax.make_jaxpr(lambda w, h, xs: traced.loop(w, h, xs, T)[1])(w, h, xs)
+    products = [e for e in jaxpr_equations(made.jaxpr) if e.primitive.name == 'dot_general']
+    assert len(products) == 2  # that of the sum, and ``x @ w``
+
+
 def test_effects_happen_step_by_step_in_order():
     seen = []
 
