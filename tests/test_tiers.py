@@ -62,7 +62,7 @@ def test_the_first_rows_are_quick_and_a_table_says_which_others_left_the_gate():
     tiers.assign([*known, new, late], {'a.py::f': ['0', '1', '4'], 'a.py::gone': ['']})
     found = [item.names for item in known]
     assert found == [[], ['slow', 'nightly'], [], ['slow'], ['slow', 'nightly']]
-    assert new.names == ['slow'] and late.names == ['nightly']
+    assert new.names == ['slow'] and late.names == ['nightly', 'slow']
 
 
 CODE = """

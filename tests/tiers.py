@@ -110,7 +110,7 @@ def assign(items: list[pytest.Item], night: dict[str, list[str]]) -> None:
     """Mark the rows of each test by its `tier`, and the slow rows that left the gate."""
     tests = defaultdict(list)
     for item in items:
-        if item.nodeid.endswith(SLOW_DOCTESTS):
+        if item.get_closest_marker('nightly') or item.nodeid.endswith(SLOW_DOCTESTS):
             item.add_marker('slow')
         tests[function(item.nodeid)].append(item)
     for name, rows in tests.items():
@@ -125,7 +125,7 @@ def assign(items: list[pytest.Item], night: dict[str, list[str]]) -> None:
 
 
 def late(item: pytest.Item) -> bool:
-    return bool(item.get_closest_marker('slow') or item.get_closest_marker('nightly'))
+    return bool(item.get_closest_marker('slow'))
 
 
 def function(name: str) -> str:
