@@ -9,7 +9,8 @@ asked which of them see it. By hand, for hours (`make cover`):
 Every quick test is in the gate. Of the slow ones those are that see a fault, or run a line, that
 quick ones do not: chosen one by one, each with the most new ones for its CPU seconds. The table
 `tests/cover/faults.json` names for each fault tests that were seen to fail; where none did, a
-person has read it and says why it is no fault (`equal`).
+person has read it and says why it is no fault (`equal`), or has to. A process that a test starts
+has no fault in it: what only such a test sees is written into the table by hand.
 """
 
 import argparse
