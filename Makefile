@@ -88,7 +88,7 @@ test-nightly: lint
 
 nightly-all: $(VENV)/.with-torch
 	@mkdir -p build
-	$(call PYTEST,$(VENV)) --costs build/costs.json --etp-results build/etp-results.json
+	$(call PYTEST,$(VENV)) --costs=build/costs.json --etp-results build/etp-results.json
 	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
 
 nightly-fresh: $(VENV)/.with-all

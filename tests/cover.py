@@ -90,7 +90,7 @@ def lines() -> None:
     only = [*run, '--collect-only', '-m', 'not slow and not nightly']
     quick = subprocess.run(only, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     tests = ['-n', str(PROCESSES), '--dist', 'worksteal', '-m', 'not nightly', '--all-slow']
-    told = ['--costs', COSTS, '--etp-results', SHOWN]
+    told = [f'--costs={COSTS}', f'--etp-results={SHOWN}']
     cover = ['--cov', f'--cov-config={config}', '--cov-context=test', '--cov-report=']
     subprocess.run([*run, *tests, *told, *cover], cwd=ROOT, check=True)
     write(LINES, lines_of(BUILD / 'coverage') | {'quick': quick.splitlines()})
