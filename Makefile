@@ -8,7 +8,7 @@
 #                       numbers drawn afresh, the site on the newer releases and the wheels on each Python; it prints the SEED of the
 #                       numbers, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one; survivors are listed
-#   make cover          which slow tests the gate needs: 300 faults drawn by SEED, put into the package one by one (hours, by hand)
+#   make cover          which slow tests the gate needs: 300 drawn faults, put into the package one by one (hours, by hand)
 #   make package        build both distributions, check them, and run README's blocks from the wheels on the Python of .venv, or on
 #                       those of PYTHONS="3.11 3.12 3.13"
 #   make reading        how much a reader of the core has to hold: lines, files, records, helpers with one caller, comments
@@ -109,7 +109,7 @@ mutants: $(VENV)/.with-all
 
 cover: $(VENV)/.with-all
 	$(VENV)/bin/python -m tests.cover lines
-	$(VENV)/bin/python -m tests.cover ask --seed $(SEED)
+	$(VENV)/bin/python -m tests.cover ask
 	$(VENV)/bin/python -m tests.cover choose
 
 reading: $(VENV)/.with-all

@@ -37,25 +37,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD, KEPT = ROOT / 'build' / 'cover', ROOT / 'tests' / 'cover'
 LINES, COSTS, SHOWN = (BUILD / f'{name}.json' for name in ('lines', 'costs', 'shown'))
 TABLE = KEPT / 'faults.json'
-PACKAGES = ('braintrace', 'receipts/braintrace_receipts')
+PACKAGES = 'braintrace', 'braintrace_receipts'
 # What tests import anyway and a fault does not touch: processes for single faults start with it.
-PRELOADED = [
-    'tests.xla',
-    'brainstate',
-    'saiunit',
-    'flax.nnx',
-    'haiku',
-    'equinox',
-    'optax',
-    'pytest',
-]
+PRELOADED = 'tests.xla brainstate saiunit flax.nnx haiku equinox optax pytest'.split()
 PROCESSES = 2
-ENOUGH = (
-    1,
-    3,
-)  # functions of the gate, and of the others, of which no more are asked when they failed
+ENOUGH = 1, 3  # functions that failed, of the gate and of the others, after which none is asked
 FILES = 8  # at most so many files of tests are imported for a fault
 SECONDS = 30.0  # of CPU, that the tests of the gate may cost for a fault, and then the others
+PATIENCE = 20  # times the CPU seconds of a child, of wall time: a fault may make it wait
 EACH_LINE = 2  # functions of tests that run it, of those that there are
 
 
@@ -84,7 +73,7 @@ def lines() -> None:
     """
     BUILD.mkdir(parents=True, exist_ok=True)
     config = BUILD / 'coveragerc'
-    sources = ''.join(f'\n    {Path(name).name}' for name in PACKAGES)
+    sources = ''.join(f'\n    {name}' for name in PACKAGES)
     config.write_text(f'[run]\nparallel = true\ndata_file = {BUILD}/coverage\nsource ={sources}\n')
     run = [sys.executable, '-m', 'pytest', '-q']
     only = [*run, '--collect-only', '-m', 'not slow and not nightly']
@@ -219,6 +208,8 @@ def ask(fault: faults.Fault | None, tests: list[str], enough: int, seconds=2 * S
     out.unlink(missing_ok=True)
     child = CONTEXT.Process(target=run_with, args=(fault, tests, seconds, enough, out))
     child.start()
+    child.join(PATIENCE * seconds)
+    child.kill()
     child.join()
     told = out.read_text(encoding='utf-8').splitlines() if out.exists() else []
     out.unlink(missing_ok=True)
