@@ -34,24 +34,20 @@ from .extra import _filter as _filter  # registers what `kappa` is to the view o
 from .extra import _own_diagonal as _own_diagonal  # registers the scope 'own' of that view
 from .extra import _sparse_cpu as _sparse_cpu  # registers the kernels of sparse primitives
 from .extra import _unshard as _unshard  # registers what a `shard_map` is to the compiler
-from .extra._synthetic import SyntheticGradient
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, receipts, tasks, verify
     from . import kit as kit
     from ._learner import (
         D_RTRL,
-        DNI,
         ES_D_RTRL,
         ETraceLearner,
         compile,
         compile_etrace_graph,
         evaluate,
-        train_synthetic_gradient,
     )
 
 __all__ = [
-    'DNI',
     'D_RTRL',
     'Diagnostic',
     'ES_D_RTRL',
@@ -67,7 +63,6 @@ __all__ = [
     'Report',
     'Route',
     'SparseStructure',
-    'SyntheticGradient',
     'adapters',
     'compile',
     'compile_etrace_graph',
@@ -90,7 +85,6 @@ __all__ = [
     'report',
     'rules',
     'sparse_matmul',
-    'train_synthetic_gradient',
     'tasks',
     'verify',
 ]
@@ -105,13 +99,11 @@ _LAZY = {
     'verify': '.verify',
     'kit': '.kit',
     'D_RTRL': '._learner',
-    'DNI': '._learner',
     'ES_D_RTRL': '._learner',
     'ETraceLearner': '._learner',
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
     'evaluate': '._learner',
-    'train_synthetic_gradient': '._learner',
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 COMPAT = {
     'CompilationError',
+    'DNI',
     'EProp',
     'ETraceAlgorithm',
     'ETraceConfig',
@@ -25,11 +26,13 @@ COMPAT = {
     'RandomProjectionVjpAlgorithm',
     'SingleStepData',
     'SnAp',
+    'SyntheticGradient',
     'ThreeFactor',
     'UORO',
     'ValinaRNNCell',
     'load_public',
     'pp_prop',
+    'train_synthetic_gradient',
 }
 ARGUMENTS = {
     'chunk_size',

@@ -56,7 +56,6 @@ ARROWS: dict[str, set[str]] = {
     'extra.observed': CORE,
     'extra.sharding': CORE,
     'extra._wide': CORE,
-    'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
     'extra._unshard': {'errors', '_jax', '_compiler'},
     'extra._filter': {'errors', '_jax', '_compiler', '_rules'},
@@ -68,10 +67,9 @@ ARROWS: dict[str, set[str]] = {
     'extra.chunks': CORE | {'extra.saving'},
     'extra.heads': CORE | {'extra.saving'},
     'functional': CORE
-    | {'extra.observed', 'extra.sharding', 'extra._synthetic', 'extra.saving', 'extra.files'}
+    | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
     | {'extra.eligibility', 'extra.chunks', 'extra.heads', 'extra.progress'},
-    '_learner': CORE
-    | {'functional', 'rules', '_brainstate', 'extra._synthetic', 'extra.saving', 'extra.progress'},
+    '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving', 'extra.progress'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',
@@ -92,6 +90,7 @@ ARROWS: dict[str, set[str]] = {
         '_brainstate',
         '_public_names',
         '_etrace_op',
+        '_compiler',
         '_rules',
         '_windows',
         '_learner',
@@ -103,7 +102,7 @@ ARROWS: dict[str, set[str]] = {
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
     '': CORE
     | {'_version', 'functional', 'rules', 'verify', 'extra._filter', 'extra._own_diagonal'}
-    | {'extra._sparse_cpu', 'extra._synthetic', 'extra._unshard'},
+    | {'extra._sparse_cpu', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

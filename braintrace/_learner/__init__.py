@@ -15,7 +15,3 @@ from .learners import (
     shell_of,
 )
 from .states import ModelStates, check_model
-from .synthetic import (
-    DNI,
-    train_synthetic_gradient,
-)

@@ -17,8 +17,6 @@ from .._report import Report, summary
 from .._rules import Rule, Trace, counting, numbers_of, pairs, uncounted
 from .._signatures import ShowsArguments, check_needs_no_inputs, public
 from .._windows import (
-    AS_IT_IS,
-    Around,
     CallOptions,
     Gradient,
     Optimizer,
@@ -39,7 +37,6 @@ from .states import (
     CARRY,
     ETraceState,
     ModelStates,
-    ObserverState,
     Path,
     Role,
     StructureState,
@@ -53,7 +50,7 @@ from .step_functions import Bound, Notices, substitute
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-KEPT_NAMES = 'etrace', 'model', 'policy', 'rule', 'synthesizer', 'synthetic'  # of an instance
+KEPT_NAMES = 'etrace', 'model', 'policy', 'rule'  # of an instance
 
 
 class ETraceLearner(ShowsArguments, brainstate.nn.Module):
@@ -78,8 +75,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     (3, 4)
     """
 
-    around: Around = AS_IT_IS  # what stands around the observer of a step along a sequence
-
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -99,7 +94,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     def __dir__(self) -> list[str]:
         """What a learner adds to a module, and what it needs of one."""
         own = {n for cls in type(self).__mro__ if issubclass(cls, ETraceLearner) for n in vars(cls)}
-        hidden = {'around', 'init_state', 'update'}
+        hidden = {'init_state', 'update'}
         return sorted({*own, 'states'} - hidden | {n for n in KEPT_NAMES if n in vars(self)})
 
     def __repr__(self) -> str:
@@ -147,15 +142,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self.structure = StructureState(core.first.held)
         self._remember_start()
-        self._begin(self.around, core.graph)
         return core.graph
-
-    def _begin(self, around: Around, graph: ETraceGraph) -> None:
-        """Put this around the observer, and keep its states."""
-        self._beside = around.states(graph, ObserverState)
-        self.around = around
-        for name, state in self._beside.items():
-            setattr(self, name, state)
 
     def _own(self) -> Bound | None:
         """What this learner is compiled to; None for a deep copy, whose model is another one.
@@ -381,7 +368,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             **{('states', *p): world.states[p] for p in world.of(*CARRY)},
             ('etrace',): self.etrace,
             ('initial',): self.initial,
-            **{(name,): getattr(self, name) for name in self._beside},
         }
 
     # running --------------------------------------------------------------------------------------
@@ -586,10 +572,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         options = CallOptions.checked(
             inside,
-            self.rule,
             reduction=reduction,
             progress=progress,
-            around=self.around,
             has_aux=has_aux,
             window=window,
             memory_budget=memory_budget,
@@ -597,8 +581,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         )
         bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights)
-        grads = self.around.own(result.learnt)
-        return _returned(Gradient(grads, result.losses, result.aux, None), result, sequences)
+        return _returned(
+            Gradient(result.learnt, result.losses, result.aux, None), result, sequences
+        )
 
     @public('learner.etrace_train')
     def etrace_train(
@@ -668,10 +653,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         check_optimizer(optimizer)
         options = CallOptions.checked(
             inside,
-            self.rule,
             reduction=reduction,
             progress=progress,
-            around=self.around,
             has_aux=has_aux,
             optimizer=optimizer,
             update_every=update_every,

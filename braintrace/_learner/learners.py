@@ -22,7 +22,6 @@ from ..errors import OptionError
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
 from .states import check_model
-from .synthetic import DNI
 
 L = TypeVar('L', bound=ETraceLearner)
 ONE_STEP = ' Of a whole sequence, give one step: `xs[0]`.'
@@ -181,7 +180,6 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
 LEARNERS: dict[str, type[ETraceLearner]] = {
     'D_RTRL': D_RTRL,
     'ES_D_RTRL': ES_D_RTRL,
-    'DNI': DNI,
     **{
         name: shell_of(getattr(rules, name))(type(name, (ETraceLearner,), {}))
         for name in rules.__all__

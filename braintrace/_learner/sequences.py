@@ -139,9 +139,8 @@ class SequenceProgram:
             told = lambda *args: self.told(*args)  # noqa: E731
             show = Progress(length, told if options.progress == CALLED else True).inside
         weights = learnt if options.optimizer is None else learnt[0]
-        step = self.step.observed(options.around.own(weights), world[0], *values)
+        observer = self.step.observed(weights, world[0], *values)
         sequence = sequence.weighed(length, self.step.penalised)
-        observer, sequence = options.around.observed(step, sequence)
         run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
         return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
 
@@ -274,10 +273,11 @@ def learn(
             f'the keys of weights have no order, as a dict of arrays needs it: {error}. Use keys '
             "of one kind, such as ('extra',) beside the paths of `learner.param_states`."
         ) from error
-    around, optimizer = options.around, options.optimizer
-    values = around.with_own({name: state.value for name, state in weights.items()})
+    optimizer = options.optimizer
+    values = {name: state.value for name, state in weights.items()}
     functions: tuple = (step_fn,)
-    learnt, opened = values, None
+    learnt: Any = values
+    opened = None
     if optimizer is not None:
         check_updatable(values)
         functions = step_fn, optimizer
@@ -290,13 +290,13 @@ def learn(
     def write(learnt) -> None:
         if optimizer is not None:
             states = present()
-            for name, value in around.kept(learnt[0]).items():
+            for name, value in learnt[0].items():
                 states[name].value = value
 
     read = bound.states.environment.present()
 
     def again(learnt):
-        return around.with_own({name: state.value for name, state in present().items()}), learnt[1]
+        return {name: state.value for name, state in present().items()}, learnt[1]
 
     # made once for each step function, shapes and options
     called = CALLED if callable(options.progress) else options.progress

@@ -33,10 +33,6 @@ class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""
 
 
-class ObserverState(brainstate.State):
-    """What an observer around that of the step learns."""
-
-
 class StructureState(brainstate.State):
     """The places of the entries of sparse matrices that a model holds as constants: a state, so
     that jitted functions take them as arguments instead of millions of literals.

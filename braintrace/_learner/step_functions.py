@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
 from .._warnings import tell
-from .._windows import Bordered, Penalised, check_loss, task_loss, total_loss
+from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
 from ..errors import (
     BraintraceError,
     NotSupportedError,
@@ -396,7 +396,7 @@ class StepFunction:
         values = {**constants, **self._by_path(weights)}
         return jax.tree.leaves({path: values[path] for path in self.parameters})
 
-    def observed(self, weights, carry: list, constants, initial, held: list) -> Bordered:
+    def observed(self, weights, carry: list, constants, initial, held: list) -> Observer:
         """The step under observation, from these leaves of the carry on; ``initial`` are the hidden
         states that a reset puts back, ``held`` constants that the step takes as arguments.
         """

@@ -16,6 +16,7 @@ from .options import (
     check_updatable,
     check_window,
     did_you_mean,
+    divisor,
     first_order,
     length_of,
     modulated,
@@ -27,14 +28,12 @@ from .options import (
     zero_gradient,
 )
 from .runs import (
-    AS_IT_IS,
     LINES,
-    Around,
-    Bordered,
     CallOptions,
     Gradients,
     Moment,
     Observation,
+    Observer,
     Result,
     Run,
     RunInTurns,

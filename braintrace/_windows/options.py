@@ -130,8 +130,7 @@ class Penalised:
     together with the penalty. The losses that come back are the losses alone.
 
     ``loss`` and ``penalty`` are real scalars; raises :class:`braintrace.errors.StepFunctionError`
-    at the call for others, and :class:`braintrace.errors.OptionError` for a mask beside a synthetic
-    gradient.
+    at the call for others.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)

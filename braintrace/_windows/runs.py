@@ -6,7 +6,6 @@ One scan stacks factors and signals of a window; one call of the rule turns them
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -314,90 +313,17 @@ class Observer(Protocol):
         """Which lanes have a state, or a trace that counts, with a number that is not finite."""
 
 
-class Bordered(Observer, Protocol):
-    """An observer whose exact windows may end with a loss of the states there."""
-
-    def observe_together(
-        self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
-    ) -> Observation:
-        """As of :class:`Observer`; ``credit(world)``: a further loss of the world after the
-        steps.
-        """
-
-    def hidden(self, world) -> list[jax.Array]:
-        """The hidden states."""
-
-    def with_hidden(self, world, hidden: list[jax.Array]):
-        """The world with other hidden states."""
-
-
-class Around(ABC):
-    """What a call puts around the observer of its step: another observer, whose weights may have
-    a part beside those of the step.
-    """
-
-    @abstractmethod
-    def check(self, exact: bool, rule: Rule | None, not_finite: str = 'keep') -> None:
-        """Refuse options of a call that do not go together."""
-
-    @abstractmethod
-    def observed(self, step: Bordered, sequence: Sequence) -> tuple[Observer, Sequence]:
-        """The observer, and the sequence for it."""
-
-    @abstractmethod
-    def states(self, graph: ETraceGraph, state: Callable) -> dict[str, Any]:
-        """What a learner keeps for it, made by ``state(value)``, by the names of its attributes."""
-
-    @abstractmethod
-    def own(self, weights):
-        """The step's part of the weights of a call."""
-
-    @abstractmethod
-    def with_own(self, values):
-        """The weights of a call of a learner, from those of the step."""
-
-    @abstractmethod
-    def kept(self, learnt):
-        """The step's part of what a learner has learnt, after the rest has been kept."""
-
-
-class AsItIs(Around):
-    """Nothing stands around the observer of the step."""
-
-    def check(self, exact, rule, not_finite='keep'):
-        return None
-
-    def observed(self, step, sequence):
-        return step, sequence
-
-    def states(self, graph, state):
-        return {}
-
-    def own(self, weights):
-        return weights
-
-    def with_own(self, values):
-        return values
-
-    def kept(self, learnt):
-        return learnt
-
-
-AS_IT_IS = AsItIs()
-
-
 class CallOptions(NamedTuple):
     """The options of a call over a sequence, by the names of users' arguments: those of a gradient,
     and those of updates, which have an ``optimizer``.
 
     ``exact``: reverse mode without cuts inside a window, or through the steps of an update.
-    ``around`` stands around the observer of the step. ``delay``: how many updates share one write
-    of the trace, which the compiled step tells (:meth:`delayed`).
+    ``delay``: how many updates share one write of the trace, which the compiled step tells
+    (:meth:`delayed`).
     """
 
     reduction: str
     progress: Any
-    around: Around = AS_IT_IS
     has_aux: bool = False
     exact: bool = False
     window: Any = 'auto'
@@ -411,8 +337,8 @@ class CallOptions(NamedTuple):
     observe: Callable | None = None
 
     @classmethod
-    def checked(cls, inside: str, rule: Rule | None, **given) -> CallOptions:
-        """The options that are given, if they go together with each other and with the rule."""
+    def checked(cls, inside: str, **given) -> CallOptions:
+        """The options that are given, if they go together."""
         options = cls(**given)
         check_choice('reduction', options.reduction, REDUCTIONS)
         check_choice('keep_trace', options.keep_trace, (True, False))
@@ -423,7 +349,6 @@ class CallOptions(NamedTuple):
         exact = check_inside(inside, options.window if options.optimizer is None else None)
         if options.optimizer is not None:
             check_updates(options.update_every, options.write_every)
-        options.around.check(exact, rule, options.not_finite)
         return options._replace(exact=exact, update_every=int(options.update_every))
 
     @property

@@ -42,9 +42,9 @@ from ._learners import (
     compile_etrace_graph,
     pp_prop,
     register_primitive,
-    train_synthetic_gradient,
 )
 from ._parameters import load_public
+from ._synthetic import SyntheticGradient, train_synthetic_gradient
 
 CompilationError = _errors.CompileError
 ValinaRNNCell = _nn.VanillaRNNCell
@@ -71,6 +71,7 @@ __all__ = [
     'RandomProjectionVjpAlgorithm',
     'SingleStepData',
     'SnAp',
+    'SyntheticGradient',
     'ThreeFactor',
     'UORO',
     'ValinaRNNCell',

@@ -47,8 +47,7 @@ ARGUMENTS = {
     ),
     'projection_eps': Argument('Drop it: a factor that is zero stays zero.', any_value=True),
     'hidden_width': Argument(
-        'Drop it: a `SyntheticGradient` is linear. Any pure function `(params, states) -> credit` '
-        'is a synthesizer of `functional.OnlineLearner.sequence_grad`.',
+        'Drop it: a `SyntheticGradient` is linear.',
         (None,),
     ),
     'snap_max_jacobian_elements': Argument(INSIDE, any_value=True),

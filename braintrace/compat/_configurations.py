@@ -62,7 +62,7 @@ def ETraceConfig(  # noqa: N802
     if learning_signal == 'bootstrapped':
         raise OptionError(
             "learning_signal is 'bootstrapped', which is no rule: reverse mode in windows with a "
-            'synthetic gradient at their ends. Use `braintrace.DNI`.'
+            'synthetic gradient at their ends. Use `braintrace.compat.DNI`.'
         )
     _without('kappa', kappa, 'trace_filter', trace_filter, 'kappa')
     _without('sparse_n', sparse_n, 'recurrence_scope', recurrence_scope, 'sparse_n')

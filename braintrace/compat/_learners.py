@@ -18,6 +18,7 @@ from .._rules import Feedback, Rule
 from .._windows import check_choice, check_mask, length_of
 from ..errors import OptionError, StepFunctionError
 from ._arguments import takes_public_arguments, without_public
+from ._synthetic import DNI as _DNI
 
 METHODS = ('single-step', 'multi-step')
 # Arguments by position, in the order of the public package
@@ -353,7 +354,7 @@ class ThreeFactor(ETraceLearner):
 
 D_RTRL = ParamDimVjpAlgorithm = _public(*TRACED)(core.D_RTRL)
 ES_D_RTRL = IODimVjpAlgorithm = pp_prop = _public('decay_or_rank', *NAMED, *CHOSEN)(core.ES_D_RTRL)
-DNI = _public('synthesizer', *TRACED[:6], method=METHODS[1])(core.DNI)
+DNI = _public('synthesizer', *TRACED[:6], method=METHODS[1])(_DNI)
 RandomProjectionVjpAlgorithm = UORO
 ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
 OWN = D_RTRL, DNI, EProp, ES_D_RTRL, OSTLFeedforward, OSTLRecurrent, SnAp, ThreeFactor, UORO
@@ -394,4 +395,3 @@ def compile(model: brainstate.nn.Module, rule, *inputs, verbose: int = 0, **opti
 
 compile_etrace_graph = takes_public_arguments(core.compile_etrace_graph)
 register_primitive = takes_public_arguments(_register_primitive)
-train_synthetic_gradient = takes_public_arguments(core.train_synthetic_gradient)

@@ -401,12 +401,6 @@ class ObservedStep:
         penalties = at.mask if at.penalties is None else at.penalties
         return Penalised(weight, (self.shares[1] * penalties).astype(loss.penalty.dtype))
 
-    def hidden(self, world) -> list[jax.Array]:
-        return self.compiled.executor.old_states(world[0])
-
-    def with_hidden(self, world, hidden):
-        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
-
     def spoiled(self, now: Moment, pending) -> jax.Array:
         graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
         trace, alive = now.trace, now.t > 0
@@ -436,10 +430,7 @@ class ObservedStep:
             return bad.any()
         return bad
 
-    def observe_together(
-        self, weights, world, part: Sequence, keep: bool, carried, credit: Callable | None = None
-    ) -> Observation:
-        """As the protocol says; ``credit(world)``: a further loss of the world after the steps."""
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Observation:
         compiled, executor = self.compiled, self.compiled.executor
         leaves, treedef = jax.tree.flatten(weights)
         chosen, (trace, ts) = self.chosen, carried or (None, None)
@@ -488,10 +479,9 @@ class ObservedStep:
                 # a virtual state counts at the border: inside, what it stands for is followed
                 return (*state, jax.tree.map(jnp.zeros_like, virtual)), shown
 
-            start = self.with_hidden(world, hidden), trace, virtual
+            start = (executor.with_states(world[0], hidden), world[1]), trace, virtual
             (end, last, _), (losses, *others) = jax.lax.scan(turn, start, (part, probes, ts))
-            total = losses.sum()
-            return total if credit is None else total + credit(end), (end, last, *others)
+            return losses.sum(), (end, last, *others)
 
         zeros, of_steps = executor.zero_probes(), (len(part.mask),)
         probes = {key: jnp.zeros(of_steps + p.shape, p.dtype) for key, p in zeros.y.items()}

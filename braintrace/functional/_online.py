@@ -41,7 +41,6 @@ from .._windows import (
     tree_bytes,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
-from ..extra._synthetic import around
 from ..extra.heads import of_batch, of_samples, pull_back
 from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
@@ -423,7 +422,6 @@ class OnlineLearner:
         progress: bool | Callable = False,
         keep_trace: bool = True,
         inside: Literal['trace', 'exact'] = 'trace',
-        synthesizer: Callable | None = None,
     ) -> SequenceGradient:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient`` over a whole sequence.
 
@@ -461,12 +459,6 @@ class OnlineLearner:
             None, is then the reach of the exact gradient. One window for the whole sequence is
             back-propagation through time; with ``keep_trace=False`` no trace is read or written,
             which is truncated back-propagation (Williams and Peng 1990).
-        synthesizer : function, optional
-            ``synthesizer(params, states) -> credit`` stands for the losses of later windows, a
-            loss ``sum(s(h_K) h_K)`` at the end of each exact window but the last (Jaderberg et al.
-            2017); states and credit are dicts group -> array ``(*shape, S)``. ``params`` and
-            ``grads`` are pairs with its own; its loss is half of the squared distance to the
-            derivative that the next window has.
 
         Raises
         ------
@@ -493,10 +485,8 @@ class OnlineLearner:
         """
         options = CallOptions.checked(
             inside,
-            self.rule,
             reduction=reduction,
             progress=progress,
-            around=around(synthesizer),
             window=window,
             memory_budget=memory_budget,
             keep_trace=keep_trace,
@@ -513,7 +503,6 @@ class OnlineLearner:
         write_every: int | None = None,
         progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
-        synthesizer: Callable | None = None,
         not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
         observe: Callable | None = None,
     ) -> SequenceUpdate:
@@ -570,10 +559,8 @@ class OnlineLearner:
         check_optimizer(optimizer)
         options = CallOptions.checked(
             inside,
-            self.rule,
             reduction=reduction,
             progress=progress,
-            around=around(synthesizer),
             optimizer=optimizer,
             update_every=update_every,
             write_every=write_every,

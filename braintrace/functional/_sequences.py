@@ -17,7 +17,6 @@ from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_tw
 from .._signatures import does_not_fit, public
 from .._warnings import tell
 from .._windows import (
-    Bordered,
     CallOptions,
     Gradient,
     Moment,
@@ -217,7 +216,7 @@ class SequenceCalls:
     def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
         first = self.learner.taken(jax.tree.map(lambda a: a[0], xs))
-        return self.learner.matching(self.options.around.own(params), state, first)
+        return self.learner.matching(params, state, first)
 
     def run_of(
         self, axes: Axes, options: CallOptions, params, state: OnlineState, data, bounds=None
@@ -243,8 +242,8 @@ class SequenceCalls:
         example = _example(compiled, ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
-        leaves = jax.tree.leaves(options.around.own(params))
-        step: Bordered = compiled.around(
+        leaves = jax.tree.leaves(params)
+        observer = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
@@ -264,7 +263,6 @@ class SequenceCalls:
             options = options._replace(observe=of_state)
         penalised = mask is not None and isinstance(jax.eval_shape(self.loss, *example), Penalised)
         sequence = Sequence((xs, ys), mask, flags).weighed(length, penalised)
-        observer, sequence = options.around.observed(step, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
         return Run(observer, start, sequence, params, options, show, bounds), of_loss
 

@@ -11,7 +11,7 @@ import pytest
 
 import braintrace
 from braintrace import Penalised, functional, rules
-from braintrace.errors import OptionError, StepFunctionError
+from braintrace.errors import StepFunctionError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -226,15 +226,9 @@ def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
         assert not [word for word in words if word not in str(caught.value)]
 
 
-def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
+def test_a_missing_aux_is_refused():
     learner = compiled()
     with pytest.raises(StepFunctionError, match=r'Penalised; return \(loss, aux\)'):
         learner.etrace_grad(
             XS, YS, step_fn=lambda x, y: penalised(learner(x), y), mask=MASK, has_aux=True
         )
-    pure, state = start(rules.same_step())
-    run = pure.sequence_grad(
-        penalised, window=2, inside='exact', synthesizer=lambda p, states: states
-    )
-    with pytest.raises(OptionError, match='mask is given beside a synthesizer'):
-        run((PARAMS, ()), state, XS, YS, MASK)

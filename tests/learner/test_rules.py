@@ -147,7 +147,6 @@ NAMES = {
     'eprop': 'e_prop',
     'OSTL': 'ostl',
     'UORO': 'uoro',
-    'dni': 'DNI',
     'SnAp': 'snap',
     'SameStep': 'same_step',
     'signs': 'signs',
@@ -261,7 +260,7 @@ def test_six_axes_are_a_rule(axes, value):
         ({'sparse_n': 2}, "sparse_n is 2 with recurrence_scope='diagonal'"),
         ({'decay': 0.9}, "decay is 0.9 with trace_factorization='per_param'"),
         ({**IO, 'decay': (0.9, 0.8, 0.7)}, r'the decays are \(0.9, 0.8, 0.7\)'),
-        ({'learning_signal': 'bootstrapped'}, 'Use `braintrace.DNI`'),
+        ({'learning_signal': 'bootstrapped'}, 'Use `braintrace.compat.DNI`'),
         ({'update_schedule': 'window', 'window_size': 4}, '`update_every` to'),
     ],
 )

@@ -238,7 +238,6 @@ def test_completion_shows_what_users_call():
         *('get_etrace_of', 'graph', 'model', 'param_states', 'partition_specs', 'place', 'policy'),
         *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states', 'with_environment'),
     }
-    assert {'attach_synthesizer', 'synthesizer'} < {*dir(braintrace.DNI(gru()))}
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
     own = {'trace_dtype', 'write_every', 'credit'}
     assert rule == own | {'approximation', 'filtered', 'name', 'remembers', 'with_feedback'}

@@ -418,10 +418,6 @@ def test_what_can_not_be_done_is_refused():
     raises = learner.sequence_update(loss, optimizer, not_finite='raise')
     with pytest.raises(OptionError, match='inside of a transformation'):
         jax.jit(raises)(*given)
-    with pytest.raises(OptionError, match='beside a synthesizer'):
-        functional.online(cell, None).sequence_update(
-            loss, optimizer, 2, inside='exact', synthesizer=lambda p, h: h, not_finite='reset'
-        )
 
 
 def test_without_the_option_the_program_is_as_it_was():
