@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -75,6 +75,50 @@ def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> l
     return [
         mantissa if own == unit else jnp.asarray(u.Quantity(mantissa, unit=own).to_decimal(unit))
     ]
+
+
+# what to do about an x with more axes
+SEQUENCE = (
+    'Of a whole sequence, give one step: `xs[0]`. Map other axes with `jax.vmap`, or reshape x to '
+    'two axes: `x.reshape(-1, x.shape[-1])`.'
+)
+
+
+def product_operands(
+    op: str,
+    x: Any,
+    x_axes: Sequence[str],
+    weights: Mapping[str, tuple[Any, str]],
+    bias: Any,
+    bias_axes: str,
+    *,
+    known: Mapping | None = None,
+    hint: str = '',
+) -> tuple[jax.Array, list[jax.Array], list[jax.Array], u.Unit]:
+    """The mantissas of x, of the weights and of the bias, a list of one or none, and y's unit.
+
+    Axes have names, apart by spaces, and axes of one name have one size: ``x_axes`` are the layouts
+    that x may have, ``weights`` has (value, axes). ``known``: name of an axis -> (size, why).
+    ``hint``: what to do about an operand of another rank.
+    """
+    values, units = zip(*(trainable_operand(op, name, w) for name, (w, _) in weights.items()))
+    x, unit = input_operand(op, 'x', x, jnp.result_type(*values))
+    sizes, arrays = dict(known or {}), {'x': x} | dict(zip(weights, values))
+    for name, array in arrays.items():
+        layouts = x_axes if name == 'x' else [weights[name][1]]
+        by_rank = {len(axes): axes for axes in map(str.split, layouts)}
+        shown = {n: f'({", ".join(axes)}{"," * (n == 1)})' for n, axes in by_rank.items()}
+        reshape = 'Reshape it.' if name != 'x' or array.ndim < max(by_rank) else SEQUENCE
+        check_rank(op, name, array.shape, shown, hint or reshape)
+        why, expected = '', []
+        for axis, size in zip(by_rank[array.ndim], array.shape, strict=True):
+            here = size, f'{name} of shape {array.shape} has {size} entries along axis {axis!r}'
+            wanted, who = sizes.setdefault(axis, here)
+            expected, why = [*expected, wanted], why or who * (wanted != size)
+        check_shape(op, name, array.shape, expected, why)
+    unit = math.prod(units, start=unit)
+    shape = tuple(sizes[axis][0] for axis in bias_axes.split())
+    return x, list(values), bias_operands(op, bias, shape, unit), unit
 
 
 def shape_of(op: str, fn: Callable, *operands) -> Any:

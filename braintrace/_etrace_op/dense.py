@@ -13,15 +13,15 @@ from .._signatures import refuses
 from ..errors import EtpDtypeError, EtpShapeError
 from ._layouts import add_bias, bias_at, over_columns, parameter_trace, zeros_trace
 from ._operands import (
-    bias_operands,
     check_rank,
-    check_shape,
-    input_operand,
+    product_operands,
     split,
     trainable_operand,
     with_unit,
 )
 from ._spec import ETPPrimitiveSpec, register_both_forms
+
+FEATURES = 'in', 'batch in'  # the axes of an x that is one sample, or a batch
 
 # dense products -----------------------------------------------------------------------------------
 #
@@ -47,17 +47,6 @@ etp_mm_p, etp_mv_p = register_both_forms(
 )
 
 
-def check_features(op: str, x) -> None:
-    """Refuse an x that is neither ``(in,)`` nor ``(batch, in)``."""
-    hint = 'Give x a feature axis.'
-    if x.ndim > 2:
-        hint = (
-            'Of a whole sequence, give one step: `xs[0]`. Map other axes with `jax.vmap`, or '
-            'reshape x to two axes: `x.reshape(-1, x.shape[-1])`.'
-        )
-    check_rank(op, 'x', x.shape, {1: '(in,)', 2: '(batch, in)'}, hint)
-
-
 @refuses(
     'matmul',
     weight_fn='Write `matmul(x, fn(weight), bias)`.',
@@ -79,17 +68,10 @@ def matmul(x, weight, bias=None) -> jax.Array:
     Array([[3., 4.],
            [3., 4.]], dtype=float32)
     """
-    op = 'matmul'
-    weight, weight_unit = trainable_operand(op, 'weight', weight)
-    x, x_unit = input_operand(op, 'x', x, weight.dtype)
-    check_features(op, x)
-    check_rank(op, 'weight', weight.shape, {2: '(in, out)'}, 'Reshape it to a matrix.')
-    why = f'x of shape {x.shape} has {x.shape[-1]} features'
-    check_shape(op, 'weight', weight.shape, (x.shape[-1], weight.shape[1]), why)
-    unit = x_unit * weight_unit
-    bias = bias_operands(op, bias, weight.shape[1:], unit)
-    primitive = etp_mm_p if x.ndim == 2 else etp_mv_p
-    return with_unit(primitive.bind(x, weight, *bias, has_bias=bool(bias)), unit)
+    own = {'weight': (weight, 'in out')}
+    x, weights, bias, unit = product_operands('matmul', x, FEATURES, own, bias, 'out')
+    form = etp_mm_p if x.ndim == 2 else etp_mv_p
+    return with_unit(form.bind(x, *weights, *bias, has_bias=bool(bias)), unit)
 
 
 # rows of a table by index -------------------------------------------------------------------------
@@ -254,18 +236,8 @@ def lora_matmul(x, B, A, *, alpha=1.0, bias=None) -> jax.Array:
     >>> braintrace.lora_matmul(jnp.ones((1, 3)), jnp.ones((3, 2)), jnp.ones((2, 4)), alpha=0.5)
     Array([[3., 3., 3., 3.]], dtype=float32)
     """
-    op = 'lora_matmul'
-    lora_b, b_unit = trainable_operand(op, 'B', B)
-    lora_a, a_unit = trainable_operand(op, 'A', A)
-    x, x_unit = input_operand(op, 'x', x, jnp.result_type(lora_b, lora_a))
-    check_features(op, x)
-    check_rank(op, 'B', lora_b.shape, {2: '(in, rank)'}, 'Reshape it to a matrix.')
-    check_rank(op, 'A', lora_a.shape, {2: '(rank, out)'}, 'Reshape it to a matrix.')
-    rank, why = lora_b.shape[1], f'x of shape {x.shape} has {x.shape[-1]} features'
-    check_shape(op, 'B', lora_b.shape, (x.shape[-1], rank), why)
-    check_shape(op, 'A', lora_a.shape, (rank, lora_a.shape[1]), f'B has rank {rank}')
-    unit = x_unit * b_unit * a_unit
-    bias = bias_operands(op, bias, lora_a.shape[1:], unit)
+    own = {'B': (B, 'in rank'), 'A': (A, 'rank out')}
+    x, factors, bias, unit = product_operands('lora_matmul', x, FEATURES, own, bias, 'out')
     # the static parameter alpha is a Python number: a concrete scalar array becomes one
     if isinstance(alpha, np.generic | np.ndarray | jax.Array) and alpha.ndim == 0:
         with contextlib.suppress(jax.errors.ConcretizationTypeError):
@@ -277,5 +249,5 @@ def lora_matmul(x, B, A, *, alpha=1.0, bias=None) -> jax.Array:
         )
     primitive = etp_lora_mm_p if x.ndim == 2 else etp_lora_mv_p
     alpha = complex(alpha) if isinstance(alpha, complex) else float(alpha)
-    y = primitive.bind(x, lora_b, lora_a, *bias, alpha=alpha, has_bias=bool(bias))
+    y = primitive.bind(x, *factors, *bias, alpha=alpha, has_bias=bool(bias))
     return with_unit(y, unit)

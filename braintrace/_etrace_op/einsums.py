@@ -16,16 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from .._signatures import refuses
-from ..errors import EtpShapeError, OptionError
+from ..errors import OptionError
 from ._layouts import bias_at, zeros_trace
-from ._operands import (
-    bias_operands,
-    check_rank,
-    check_shape,
-    input_operand,
-    trainable_operand,
-    with_unit,
-)
+from ._operands import product_operands, with_unit
 from ._primitive import ETPPrimitive
 from ._spec import ETPPrimitiveSpec, all_or_none, completed, register_primitive_spec
 
@@ -204,25 +197,15 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
     ``product``: ``precision`` and ``preferred_element_type`` of ``jax.numpy.einsum``.
     """
     letters, batched = parsed(op, equation)
-    weight, weight_unit = trainable_operand(op, 'weight', weight)
-    x, x_unit = input_operand(op, 'x', x, weight.dtype)
-    # one letter has one size, in all operands
-    sizes: dict[str, int] = {}
     x_axes = equation.replace(' ', '').split(',')[0]
-    for name, array, axes in (('x', x, x_axes), ('weight', weight, letters.weight)):
-        layouts = {len(axes): f'({", ".join(axes)})'}
-        check_rank(op, name, array.shape, layouts, f'The equation is {equation!r}.')
-        for axis, size in zip(axes, array.shape, strict=True):
-            if sizes.setdefault(axis, size) != size:
-                raise EtpShapeError(
-                    f'{op}: {name} has shape {array.shape}, so axis {axis!r} of {equation!r} has '
-                    f'{size} entries, but {sizes[axis]} in x. Give axes of one letter one size.'
-                )
-    unit = x_unit * weight_unit
-    bias = bias_operands(op, bias, tuple(sizes[a] for a in letters.bias), unit)
+    layouts, own = [' '.join(x_axes)], {'weight': (weight, ' '.join(letters.weight))}
+    hint = f'The equation is {equation!r}.'
+    x, weights, bias, unit = product_operands(
+        op, x, layouts, own, bias, ' '.join(letters.bias), hint=hint
+    )
     form = forms[batched, bool(letters.others)]
     text = f'{letters.x},{letters.weight}->{letters.y}'
-    y = form.bind(x, weight, *bias, equation=text, has_bias=bool(bias), **product)
+    y = form.bind(x, *weights, *bias, equation=text, has_bias=bool(bias), **product)
     return with_unit(y, unit)
 
 
@@ -270,12 +253,8 @@ def grouped_matmul(x, weight, bias=None) -> jax.Array:
     >>> braintrace.grouped_matmul(x, weight, bias)[0, 0]
     Array([4., 4., 4., 4., 4.], dtype=float32)
     """
-    batch = 'b' if len(getattr(x, 'shape', ())) == 3 else ''
-    own = tuple(getattr(weight, 'shape', ()))
-    if len(own) == 3 and hasattr(x, 'shape'):
-        why = (
-            f'the weight of shape {own} has {own[0]} groups of {own[1]} inputs. Split features by '
-            f'`x.reshape(batch, {own[0]}, {own[1]})`'
-        )
-        check_shape('grouped_matmul', 'x', x.shape[len(batch) :], own[:2], why)
-    return bound('grouped_matmul', FORMS, f'{batch}gi,gio->{batch}go', x, weight, bias)
+    layouts, own = ('groups in', 'batch groups in'), {'weight': (weight, 'groups in out')}
+    x, weights, bias, unit = product_operands('grouped_matmul', x, layouts, own, bias, 'groups out')
+    form = FORMS[x.ndim == 3, False]
+    y = form.bind(x, *weights, *bias, equation='gi,gio->go', has_bias=bool(bias))
+    return with_unit(y, unit)

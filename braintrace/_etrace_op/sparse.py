@@ -13,16 +13,10 @@ import numpy as np
 from .._signatures import refuses
 from ..errors import EtpDtypeError, EtpShapeError
 from ._layouts import add_bias, bias_at, parameter_trace
-from ._operands import (
-    bias_operands,
-    check_shape,
-    input_operand,
-    trainable_operand,
-    with_unit,
-)
+from ._operands import product_operands, with_unit
 from ._primitive import ETPPrimitive
 from ._spec import ETPPrimitiveSpec, register_both_forms
-from .dense import check_features
+from .dense import FEATURES
 
 # patterns -----------------------------------------------------------------------------------------
 #
@@ -301,21 +295,15 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None) -> jax.Array:
     >>> braintrace.sparse_matmul(jnp.array([1., 10.]), jnp.array([1., 2., 3.]), sparse_mat=mask)
     Array([21., 30.], dtype=float32)
     """
-    op = 'sparse_matmul'
     structure = SparseStructure.of(sparse_mat)
-    data, data_unit = trainable_operand(op, 'weight_data', weight_data)
-    x, x_unit = input_operand(op, 'x', x, data.dtype)
-    check_features(op, x)
-    expected = (*x.shape[:-1], structure.shape[0])
-    check_shape(op, 'x', x.shape, expected, f'sparse_mat has shape {structure.shape}')
-    why = (
-        f'one number for each of the {structure.size} entries of sparse_mat; repeat a shared '
-        'number with `jax.numpy.full`'
+    shape, number = structure.shape, structure.size
+    known = {axis: (n, f'sparse_mat has shape {shape}') for axis, n in zip(('in', 'out'), shape)}
+    repeat = 'one number for each entry of sparse_mat; repeat a shared one with `jax.numpy.full`'
+    own, known['entries'] = {'weight_data': (weight_data, 'entries')}, (number, repeat)
+    x, weights, bias, unit = product_operands(
+        'sparse_matmul', x, FEATURES, own, bias, 'out', known=known
     )
-    check_shape(op, 'weight_data', data.shape, (structure.size,), why)
-    unit = x_unit * data_unit
-    bias = bias_operands(op, bias, structure.shape[1:], unit)
     primitive = etp_sp_mm_p if x.ndim == 2 else etp_sp_mv_p
     places, (shape, padded) = structure.tree_flatten()
-    y = primitive.bind(x, data, *bias, *places, shape=shape, padded=padded, has_bias=bool(bias))
+    y = primitive.bind(x, *weights, *bias, *places, shape=shape, padded=padded, has_bias=bool(bias))
     return with_unit(y, unit)
