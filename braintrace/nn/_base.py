@@ -111,7 +111,22 @@ class RecurrentLayer(StatefulLayer):
     the first value ``state_init`` unless the constructor writes another pair into ``first_values``.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ('h',)
+    shared_docs = """
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of units O.
+    state_init : initializer, array or float
+        First value of the {states}.
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no array of shape (I,) or (B, I), has a unit that does not fit, or does not fit
+        the states.
+    """
 
     def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
         super().__init__(name=name)
@@ -145,6 +160,24 @@ class GatedCell(RecurrentLayer):
     & Ollivier, 2018, arXiv:1804.11188).
     """
 
+    shared_docs = r"""
+    Parameters
+    ----------
+    activation : function or name in ``brainstate.nn``
+        :math:`\phi`.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import {name}
+    >>> cell = {name}(3, 8)
+    >>> cell.init_state(batch_size=2)
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
+    """
     maps: ClassVar[Mapping[str, Gates]]
     plain_input = True
 

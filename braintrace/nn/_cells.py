@@ -35,32 +35,8 @@ class VanillaRNNCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weight of shape (I + O, O) and bias of shape (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import VanillaRNNCell
-    >>> cell = VanillaRNNCell(3, 8, activation='tanh')
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W': Gates()}
@@ -97,35 +73,8 @@ class GRUCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weights of shape (I + O, O) and biases of shape (O,) of ``Wz``, ``Wr`` and ``Wh``.
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import GRUCell
-    >>> cell = GRUCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'Wz': Gates((-1,)), 'Wr': Gates(), 'Wh': Gates()}
@@ -149,35 +98,8 @@ class MGUCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weights of shape (I + O, O) and biases of shape (O,) of ``Wf`` and ``Wh``.
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MGUCell
-    >>> cell = MGUCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'Wf': Gates((-1,)), 'Wh': Gates()}
@@ -198,35 +120,8 @@ class CFNCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weights of shape (I + O, O) of ``Wf`` and ``Wi`` and (I, O) of ``Wh``; biases of shape (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import CFNCell
-    >>> cell = CFNCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'Wf': Gates((1,)), 'Wi': Gates((-1,)), 'Wh': Gates(reads='x')}
@@ -247,38 +142,18 @@ class MinimalRNNCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weight of shape (2 O, O) and bias of shape (O,) of ``W_u``; the same initializers for
         the map ``phi``.
-    state_init : initializer, array or float
-        First value of the state ``h``.
     phi : function, optional
         :math:`\Phi`, of (..., I) to (..., O); a module's parameters learn too. By default a
         :class:`Linear` map of shape (I, O); the paper adds a tanh.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
     Raises
     ------
-    OptionError
-        A size is no positive int, or another argument is refused.
     EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
         The input is no plain array of shape (I,) or (B, I), or does not fit the states, or
         ``phi`` makes another shape than (O,) or (B, O).
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MinimalRNNCell
-    >>> cell = MinimalRNNCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W_u': Gates((1,), reads='zh')}

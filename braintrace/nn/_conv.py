@@ -13,14 +13,58 @@ from .._etrace_op import conv
 from .._signatures import ShowsArguments
 from ..errors import OptionError
 from ._arguments import XAVIER, Init, axes, check_input, counted, first_value, is_count, parameter
+from ._docs import Documented
 
 Sizes = int | Sequence[int]
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
 
-class Conv(ShowsArguments, brainstate.nn.Module):
+class Conv(Documented, ShowsArguments, brainstate.nn.Module):
     """A convolution over ``rank`` spatial axes."""
 
+    shared_docs = r"""
+    Parameters
+    ----------
+    in_size : tuple of int
+        Shape of a sample: the spatial axes and the channels I, which stand in front with
+        ``channel_first``.
+    out_channels : int
+        Number of output channels O.
+    kernel_size, stride, lhs_dilation, rhs_dilation : int or one int for each spatial axis
+        Size of the window, its step, and the dilations of input and kernel. With
+        ``lhs_dilation``, which puts zeros between the positions of x, ``padding`` is numbers, not a
+        name.
+    padding : str, int, or an int or a pair (before, behind) for each spatial axis
+        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or the number of zeros.
+    groups : int
+        Number of groups of channels; an output channel reads one of them.
+    w_init : initializer, array or number
+        Kernel W, of shape (\*kernel_size, I / groups, O).
+    b_init : initializer, array, number or None
+        Bias b, of shape (O,), in the unit of :math:`x W`; left out by default. It is stored with
+        an axis of size 1 for each spatial one: (1, O) over one axis, (1, O, 1) with
+        ``channel_first``.
+    w_mask : initializer, array or None
+        Mask M, which broadcasts to the kernel's shape.
+    channel_first : bool
+        Whether the channels stand in front of the spatial axes.
+
+    Attributes
+    ----------
+    weight : brainstate.ParamState
+        A dict with ``weight`` and, with a bias, ``bias``.
+    out_size : tuple of int
+        Shape of a sample of y.
+
+    Raises
+    ------
+    OptionError
+        A size, ``groups`` or ``padding`` does not fit, ``channel_first`` is no bool, or the result
+        would be empty.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        The input is not an array of shape ``in_size`` or (B, \*in_size), or its unit does not fit
+        the bias.
+    """
     rank: ClassVar[int]
 
     def __init__(
@@ -149,50 +193,6 @@ class Conv1d(Conv):
     with stride s, dilation d of the kernel, and l zeros in front. As everywhere in machine
     learning the kernel is not reversed.
 
-    Parameters
-    ----------
-    in_size : tuple of int
-        Shape of a sample: (N, I), or (I, N) with ``channel_first``.
-    out_channels : int
-        Number of output channels O.
-    kernel_size, stride, lhs_dilation, rhs_dilation : int or one int for each spatial axis
-        Size K of the window, its step, and the dilations of input and kernel. With
-        ``lhs_dilation``, which puts zeros between the positions of x, ``padding`` is numbers, not a
-        name.
-    padding : str, int, or an int or a pair (before, behind) for each spatial axis
-        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or the number of zeros.
-    groups : int
-        Number of groups of channels; an output channel reads one of them.
-    w_init : initializer, array or number
-        Kernel W, of shape (K, I / groups, O).
-    b_init : initializer, array, number or None
-        Bias b, of shape (O,), in the unit of :math:`x W`; left out by default. It is stored in the
-        shape (1, O), or (1, O, 1) with ``channel_first``.
-    w_mask : initializer, array or None
-        Mask M, which broadcasts to the kernel's shape.
-    channel_first : bool
-        Whether the channels stand in front of the spatial axes.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
-
-    Attributes
-    ----------
-    weight : brainstate.ParamState
-        A dict with ``weight`` and, with a bias, ``bias``.
-    out_size : tuple of int
-        Shape of a sample of y.
-
-    Raises
-    ------
-    OptionError
-        A size, ``groups`` or ``padding`` does not fit, ``channel_first`` is no bool, or the result
-        would be empty.
-    EtpShapeError, EtpDtypeError, EtpUnitError
-        The input is not an array of shape ``in_size`` or (B, \*in_size), or its unit does not fit
-        the bias.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -209,10 +209,6 @@ class Conv2d(Conv):
     r"""A convolution over two axes, as :class:`Conv1d` over one.
 
     .. math:: y_{p,q,o} = \sum_{k,l,i} x_{s_1 p + k,\, s_2 q + l,\, i}\,(W \odot M)_{k,l,i,o} + b_o
-
-    The arguments, attributes and errors are those of :class:`Conv1d`, with ``in_size`` (H, W, I) or
-    (I, H, W), a kernel of shape (K1, K2, I / groups, O) and a bias stored as (1, 1, O) or
-    (1, O, 1, 1).
 
     Examples
     --------
@@ -231,10 +227,6 @@ class Conv3d(Conv):
 
     .. math:: y_{p,q,r,o} = \sum_{k,l,m,i} x_{s_1 p + k,\, s_2 q + l,\, s_3 r + m,\, i}\,
         (W \odot M)_{k,l,m,i,o} + b_o
-
-    The arguments, attributes and errors are those of :class:`Conv1d`, with ``in_size`` (D, H, W, I)
-    or (I, D, H, W), a kernel of shape (K1, K2, K3, I / groups, O) and a bias stored as
-    (1, 1, 1, O) or (1, O, 1, 1, 1).
 
     Examples
     --------

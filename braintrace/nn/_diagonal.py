@@ -18,6 +18,13 @@ from ._cells import identity
 class OfInput(GatedCell):
     """A cell of one map, of x alone; its candidate is linear unless a function is given."""
 
+    shared_docs = r"""
+    Parameters
+    ----------
+    activation : function or name in ``brainstate.nn``
+        :math:`\phi`; the paper's cell has the identity.
+    """
+
     def __init__(
         self,
         in_size: Size,
@@ -45,36 +52,9 @@ class MinGRUCell(OfInput):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weight of shape (I, 2 O) and bias of shape (2 O,); an initializer is called for the gate and
         the candidate by itself.
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`; the paper's cell has the identity.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MinGRUCell
-    >>> cell = MinGRUCell(3, 8, timescale=(1, 200))
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W': Gates((-1, 0), reads='x')}
@@ -97,36 +77,9 @@ class MinLSTMCell(OfInput):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weight of shape (I, 3 O) and bias of shape (3 O,); an initializer is called for each gate
         and the candidate by itself.
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`; the paper's cell has the identity.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MinLSTMCell
-    >>> cell = MinLSTMCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W': Gates((1, -1, 0), reads='x')}

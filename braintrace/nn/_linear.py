@@ -25,6 +25,7 @@ from ._arguments import (
     is_count,
     parameter,
 )
+from ._docs import Documented
 
 
 def over_leading_axes(x: Any, shared: str, weight: Any, bias: Any) -> Any:
@@ -38,8 +39,32 @@ def over_leading_axes(x: Any, shared: str, weight: Any, bias: Any) -> Any:
     return einsum(f'{lead}{own},{weights}->{lead}{result}', x, weight, bias)
 
 
-class Dense(ShowsArguments, brainstate.nn.Module):
+class Dense(Documented, ShowsArguments, brainstate.nn.Module):
     """A matrix over the last axis: :meth:`applied` makes it of the parameter ``weight``."""
+
+    shared_docs = r"""
+    Parameters
+    ----------
+    in_size, out_size : int or tuple of int
+        Number of input features I and of output features O. A tuple has further sizes in front, the
+        same in both: the map is over the last axis.
+    w_init : initializer, array or number
+        Weight W, of shape (I, O).
+    b_init : initializer, array, number or None
+        Bias b, of shape (O,), in the unit of :math:`x W`; ``None`` leaves it out.
+
+    Attributes
+    ----------
+    weight : brainstate.ParamState
+        A dict with ``weight`` and, with a bias, ``bias``.
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, the leading sizes differ, or a first value has another shape.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        The input is not an array of shape (..., I), or its unit does not fit the bias.
+    """
 
     def __init__(self, in_size: Size, out_size: Size, name: str | None):
         super().__init__(name=name)
@@ -81,31 +106,8 @@ class Linear(Dense):
 
     Parameters
     ----------
-    in_size, out_size : int or tuple of int
-        Number of input features I and of output features O. A tuple has further sizes in front, the
-        same in both: the map is over the last axis.
-    w_init : initializer, array or number
-        Weight W, of shape (I, O).
-    b_init : initializer, array, number or None
-        Bias b, of shape (O,), in the unit of :math:`x W`; ``None`` leaves it out.
     w_mask : initializer, array or None
         Mask M, which broadcasts to (I, O). The weight's gradient passes through the product.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
-
-    Attributes
-    ----------
-    weight : brainstate.ParamState
-        A dict with ``weight`` and, with a bias, ``bias``.
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, the leading sizes differ, or a first value has another shape.
-    EtpShapeError, EtpDtypeError, EtpUnitError
-        The input is not an array of shape (..., I), or its unit does not fit the bias.
 
     Examples
     --------
@@ -152,18 +154,12 @@ class SignedWLinear(Dense):
 
     Parameters
     ----------
-    in_size, out_size : int or tuple of int
-        Number of input features I and of output features O, as of :class:`Linear`.
     w_init : initializer, array or number
         W, of shape (I, O). The signs that an initializer draws do not count; an array must have
         those of S.
     w_sign : array or None
         S, which broadcasts to (I, O): shape (I, 1) gives all synapses of an input one sign. By
         default all are +1.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
 
     Attributes
     ----------
@@ -175,8 +171,6 @@ class SignedWLinear(Dense):
     OptionError
         ``w_sign`` has an entry other than +1 and -1 or does not broadcast to (I, O), or an array
         ``w_init`` has an entry of the other sign.
-    EtpShapeError, EtpDtypeError, EtpUnitError
-        As of :class:`Linear`.
 
     Examples
     --------
@@ -260,18 +254,12 @@ class ScaledWSLinear(Dense):
         Number of input features I, at least 2, and of output features O, as of :class:`Linear`.
     w_init : initializer, array or number
         W, of shape (I, O).
-    b_init : initializer, array, number or None
-        Bias b, of shape (O,), in the unit of :math:`x W`; ``None`` leaves it out.
     w_mask : initializer, array or None
         Mask M, which broadcasts to (I, O); it counts after the standardisation.
     ws_gain : bool
         Whether g, of shape (1, O) and 1 at first, is trained; without it g is 1.
     eps : float
         :math:`\epsilon`, in the squared unit of W.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
 
     Attributes
     ----------
@@ -282,8 +270,6 @@ class ScaledWSLinear(Dense):
     ------
     OptionError
         There is one input, whose standardised weight would be 0, or ``eps`` is not positive.
-    EtpShapeError, EtpDtypeError, EtpUnitError
-        As of :class:`Linear`.
 
     Examples
     --------

@@ -31,36 +31,9 @@ class LSTMCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weight of shape (I + O, 4 O) and bias of shape (4 O,); an initializer is called for each
         gate's (I + O, O) by itself.
-    state_init : initializer, array or float
-        First value of the states ``h`` and ``c``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import LSTMCell
-    >>> cell = LSTMCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     state_names = ('h', 'c')
@@ -106,33 +79,9 @@ class URLSTMCell(GatedCell):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init : initializer or array
         Weights of shape (I + O, O) of ``Wf``, ``Wr``, ``Wu`` and ``Wo``; ``bias`` b has the shape
         (O,).
-    state_init : initializer, array or float
-        First value of the states ``h`` and ``c``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`.
-    name : str, optional
-        Name of the module.
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import URLSTMCell
-    >>> cell = URLSTMCell(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     state_names = ('h', 'c')

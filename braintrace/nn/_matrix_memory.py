@@ -47,15 +47,11 @@ class GLACell(RecurrentLayer):
         Weights of shape (I, keys) or (I, O), and the bias of the gate of shape (keys,).
     state_init : initializer, array or float
         First value of the state ``S`` of shape (H, keys / H, O / H).
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
     OptionError
         ``heads`` does not divide the sizes, or ``decay`` is not in (0, 1] or of another shape.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -152,15 +148,6 @@ class MambaCell(RecurrentLayer):
         D of shape (I,).
     state_init : initializer, array or float
         First value of the state ``h`` of shape (I, N).
-    name : str, optional
-        Name of the module.
-
-    Raises
-    ------
-    OptionError
-        A size is no positive int, or another argument is refused.
-    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
-        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

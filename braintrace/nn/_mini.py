@@ -14,6 +14,17 @@ from ._cells import identity, join
 class Mini(GatedCell):
     """A cell whose candidate is linear."""
 
+    shared_docs = """
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.compat import {name}
+    >>> cell = {name}(3, 8)
+    >>> cell.init_state(batch_size=2)
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
+    """
+
     def __init__(
         self,
         in_size: Size,
@@ -42,26 +53,8 @@ class MiniGRU(Mini):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weights of shape (I + O, O) of ``W_z`` and (I, O) of ``W_x``; biases of shape (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.compat import MiniGRU
-    >>> cell = MiniGRU(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W_z': Gates((-1,)), 'W_x': Gates(reads='x')}
@@ -86,27 +79,9 @@ class MiniLSTM(Mini):
 
     Parameters
     ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
         Weights of shape (I + O, O) of ``W_f`` and ``W_i`` and (I, O) of ``W_x``; biases of shape
         (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.compat import MiniLSTM
-    >>> cell = MiniLSTM(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
     """
 
     maps = {'W_f': Gates((1,)), 'W_i': Gates((-1,)), 'W_x': Gates(reads='x')}

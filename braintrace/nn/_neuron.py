@@ -25,6 +25,49 @@ class Neuron(StatefulLayer):
     recomputed from it (:meth:`get_spike`), and the next step resets what fired before it moves on.
     """
 
+    shared_docs = r"""
+    Parameters
+    ----------
+    in_size : int or sequence of int
+        Number of units, or their shape N.
+    tau : float, Quantity or array of shape N
+        Time constant of the membrane. A plain number counts steps; a time is measured against
+        ``brainstate.environ.get_dt()``.
+    R : float, Quantity or array
+        Resistance. ``R * x`` has the unit of the potentials.
+    V_th, V_rest, V_reset : float, Quantity or array
+        The potentials of the threshold, at rest, and after a hard reset, all plain or all in volts.
+        The threshold lies above the reset.
+    tau_ref : float, Quantity or None
+        After a spike V is held and no spike is emitted for this time, rounded to whole steps, at
+        least one.
+    spk_fun : str or callable
+        ``'triangle'``, ``'sigmoid'``, ``'multi_gaussian'``, ``'arctan'``, a function of
+        :mod:`braintrace.nn.surrogate`, or any other spike function with a surrogate derivative.
+    spk_reset : str
+        ``'soft'`` or ``'hard'``.
+    V_init : initializer, Quantity, float or None
+        First value of V; None: ``V_rest``, where there is one, or ``V_reset``.
+
+    Attributes
+    ----------
+    V : brainstate.HiddenState
+        The potential, of shape N or (B, \*N).
+    refractory : brainstate.HiddenState
+        With ``tau_ref``: the number of steps for which a unit is still held, an int32 without a
+        derivative, which a reset of the learner puts back too.
+
+    Raises
+    ------
+    OptionError
+        A size, a shape of an argument, ``spk_fun`` or ``spk_reset`` is wrong, a number is not
+        finite, or the threshold is not above the reset.
+    EtpUnitError
+        Units do not fit each other, or a time meets an environment without ``dt``.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is not an array of shape N or (B, \*N), or does not fit the states.
+    """
+
     def __init__(
         self,
         in_size: Size,

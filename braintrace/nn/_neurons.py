@@ -27,8 +27,7 @@ class IF(Neuron):
     .. math:: V_t = \hat V_{t-1} + \frac{\Delta t}{\tau} R\,x_t \qquad
         s_t = \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
 
-    :math:`\hat V` is V after the reset of :class:`LIF`, which also describes the arguments and the
-    errors; this one has no ``V_rest``, and starts at ``V_reset`` unless ``V_init`` says otherwise.
+    :math:`\hat V` is V after the reset of :class:`LIF`.
 
     Examples
     --------
@@ -85,49 +84,6 @@ class LIF(Neuron):
     formulas, with the slope of ``spk_fun`` for that of :math:`\Theta`; no factor of a reset is held
     constant.
 
-    Parameters
-    ----------
-    in_size : int or sequence of int
-        Number of units, or their shape N.
-    tau : float, Quantity or array of shape N
-        Time constant of the membrane. A plain number counts steps; a time is measured against
-        ``brainstate.environ.get_dt()``.
-    R : float, Quantity or array
-        Resistance. ``R * x`` has the unit of the potentials.
-    V_th, V_rest, V_reset : float, Quantity or array
-        Threshold, resting and reset potential, all plain or all in volts. The threshold lies above
-        the reset.
-    tau_ref : float, Quantity or None
-        After a spike V is held and no spike is emitted for this time, rounded to whole steps, at
-        least one.
-    spk_fun : str or callable
-        ``'triangle'``, ``'sigmoid'``, ``'multi_gaussian'``, ``'arctan'``, a function of
-        :mod:`braintrace.nn.surrogate`, or any other spike function with a surrogate derivative.
-    spk_reset : str
-        ``'soft'`` or ``'hard'``.
-    V_init : initializer, Quantity, float or None
-        First value of V; None: ``V_rest``.
-    name : str, optional
-        Name of the module.
-
-    Attributes
-    ----------
-    V : brainstate.HiddenState
-        The potential, of shape N or (B, \*N).
-    refractory : brainstate.HiddenState
-        With ``tau_ref``: the number of steps for which a unit is still held, an int32 without a
-        derivative, which a reset of the learner puts back too.
-
-    Raises
-    ------
-    OptionError
-        A size, a shape of an argument, ``spk_fun`` or ``spk_reset`` is wrong, a number is not
-        finite, or the threshold is not above the reset.
-    EtpUnitError
-        Units do not fit each other, or a time meets an environment without ``dt``.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is not an array of shape N or (B, \*N), or does not fit the states.
-
     Examples
     --------
     >>> import brainstate, jax.numpy as jnp, saiunit as u
@@ -183,9 +139,8 @@ class ALIF(Neuron):
         a_t = e^{-\Delta t / \tau_a}\, a_{t-1} + s_{t-1} \qquad
         s_t = \Theta\left(\frac{V_t - (V_{th} + \beta\, a_t)}{V_{th} - V_{reset}}\right)
 
-    V moves, and is reset, as in :class:`LIF`, which also describes the other arguments and the
-    errors; the soft reset takes off :math:`V_{th} - V_{reset}`, without the adaptation. V and a are
-    one group of states.
+    V moves, and is reset, as in :class:`LIF`; the soft reset takes off :math:`V_{th} - V_{reset}`,
+    without the adaptation. V and a are one group of states.
 
     Parameters
     ----------
@@ -260,7 +215,7 @@ class GIF(Neuron):
     Each step first applies the jumps of the last step's spikes, then moves each state on by
     exponential Euler, the others held at their values after the jumps. A unit fires where V is
     above :math:`\theta`; its distance is measured in :math:`\theta_\infty - V_{reset}`. All four
-    states are one group. Other arguments and the errors are those of :class:`LIF`.
+    states are one group.
 
     Parameters
     ----------

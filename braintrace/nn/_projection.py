@@ -10,10 +10,11 @@ import numpy as np
 
 from .._signatures import ShowsArguments
 from ..errors import EtpShapeError, OptionError
+from ._docs import Documented
 from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 
 
-class Projection(ShowsArguments, brainstate.nn.Module):
+class Projection(Documented, ShowsArguments, brainstate.nn.Module):
     r"""The way of spikes from one population to another: weights, synapses, current.
 
     .. math:: I_t = \mathrm{out}(g_t, V_{t-1}) \qquad
@@ -39,8 +40,6 @@ class Projection(ShowsArguments, brainstate.nn.Module):
         g.
     stp : Module, optional
         :class:`STP`, of the size that ``comm`` reads.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from .._signatures import ShowsArguments
 from ..errors import EtpUnitError
 from ._arguments import KAIMING, ZERO, Init, Size, check_input, features, first_value
 from ._base import RecurrentLayer
+from ._docs import Documented
 from ._linear import Linear
 from ._neurons import LIF
 from ._time import check_time, decay
@@ -50,8 +51,6 @@ class FilteredReadout(RecurrentLayer):
     state_init : initializer, array or float
         First value of the state ``f`` of shape (I,), in the unit of x. The state ``g``, which a
         readout with a bias has, starts at 0.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
@@ -60,8 +59,6 @@ class FilteredReadout(RecurrentLayer):
     EtpUnitError
         ``tau`` has the unit of something other than time, the environment's ``dt`` has none or is
         not set, or the state has another unit than what is added to it.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -122,8 +119,6 @@ class LeakyRateReadout(RecurrentLayer):
         Weight W, of shape (I, O).
     r_init : initializer, array or float
         First value of the state r, of shape (O,), in the unit of ``x @ W``.
-    name : str, optional
-        Name of the module.
 
     Attributes
     ----------
@@ -140,8 +135,6 @@ class LeakyRateReadout(RecurrentLayer):
     EtpUnitError
         ``tau`` is no time, the environment's ``dt`` is none or is not set, or r has another unit
         than ``x @ W``.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -177,7 +170,7 @@ class LeakyRateReadout(RecurrentLayer):
         return r, (r,)
 
 
-class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
+class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
     r"""Output units that spike: :class:`LIF` behind weights.
 
     .. math:: s_t = \mathrm{LIF}(x_t\,W)
@@ -197,8 +190,6 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
         Weight W, of shape (I, O).
     R, V_th, V_rest, V_reset, spk_fun, spk_reset, V_init
         As those of :class:`LIF`.
-    name : str, optional
-        Name of the module.
 
     Attributes
     ----------

@@ -22,6 +22,13 @@ from ._linear import Linear
 class Rotations(RecurrentLayer):
     """P pairs of states; each pair turns and shrinks by itself, as a complex number does."""
 
+    shared_docs = """
+    Raises
+    ------
+    OptionError
+        A size is not a positive int, or the ring is empty.
+    """
+
     def __init__(
         self,
         in_size: Size,
@@ -94,17 +101,6 @@ class LRUCell(Rotations):
         Radii of the ring.
     max_phase : float
         Largest angle of :math:`\lambda`.
-    state_init : initializer, array or float
-        First value of both states.
-    name : str, optional
-        Name of the module.
-
-    Raises
-    ------
-    OptionError
-        A size is not a positive int, or the ring is empty.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -175,17 +171,11 @@ class S5Cell(Rotations):
         then the negative imaginary one, and ``D`` (I,).
     dt_min, dt_max : float
         Range of the first step sizes.
-    state_init : initializer, array or float
-        First value of both states.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
     OptionError
         A size is not a positive int, or the range of step sizes is empty.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -278,15 +268,6 @@ class RTUCell(Rotations):
         Weight of W; an initializer is called for each half by itself.
     state_init : initializer, array or float
         First value of both states, ``p`` and ``q``.
-    name : str, optional
-        Name of the module.
-
-    Raises
-    ------
-    OptionError
-        A size is not a positive int, or the ring is empty.
-    EtpShapeError, EtpDtypeError, StructureError
-        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

@@ -30,6 +30,7 @@ from ._arguments import (
     is_count,
     parameter,
 )
+from ._docs import Documented
 from ._linear import over_leading_axes
 
 
@@ -44,7 +45,7 @@ def folded(op: Callable, x: Any, rank: int) -> Any:
     return y.reshape((*lead, *y.shape[1:]))
 
 
-class SparseLinear(ShowsArguments, brainstate.nn.Module):
+class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
     r"""A layer with a sparse matrix, whose stored entries are trained (applied by
     :func:`braintrace.sparse_matmul`).
 
@@ -61,10 +62,6 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
         Bias b, of shape (O,), in the unit of :math:`x w`; left out by default.
     in_size : int or tuple of int, optional
         I, or sizes whose last is I.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
 
     Attributes
     ----------
@@ -131,7 +128,7 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
         )
 
 
-class LoRA(ShowsArguments, brainstate.nn.Module):
+class LoRA(Documented, ShowsArguments, brainstate.nn.Module):
     r"""A product of low rank r, alone or added to another layer (low-rank adaptation; Hu et al.,
     2021, arXiv:2106.09685).
 
@@ -151,8 +148,6 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
         f, which maps (..., I) to (..., O); without it f is 0.
     kernel_init, lora_b_init : initializer, array or number
         A, of shape (I, r), and B, of shape (r, O).
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
     in_size : int or tuple of int, optional
         I, or sizes whose last is I.
 
@@ -236,7 +231,7 @@ def added(owner: str, base: Any, own: Any) -> Any:
     return base + own
 
 
-class GroupedLinear(ShowsArguments, brainstate.nn.Module):
+class GroupedLinear(Documented, ShowsArguments, brainstate.nn.Module):
     r"""A dense layer for each group of features (a block-diagonal matrix, applied by
     :func:`braintrace.grouped_matmul`'s product).
 
@@ -250,10 +245,6 @@ class GroupedLinear(ShowsArguments, brainstate.nn.Module):
         W, of shape (G, I, O); an initializer is called for each group's (I, O) by itself.
     b_init : initializer, array, number or None
         b, of shape (G, O), in the unit of :math:`x W`; ``None`` leaves it out.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
 
     Attributes
     ----------
@@ -312,7 +303,7 @@ LEAVE_OUT = 'Leave it out: rows are used, and learn, as they are.'
 AS_THEY_ARE = dict.fromkeys(('max_norm', 'norm_type', 'scale_grad_by_freq'), LEAVE_OUT)
 
 
-class Embedding(ShowsArguments, brainstate.nn.Module):
+class Embedding(Documented, ShowsArguments, brainstate.nn.Module):
     r"""A table of vectors by index (applied by :func:`braintrace.embedding`; Bengio et al., 2003,
     JMLR 3:1137).
 
@@ -332,10 +323,6 @@ class Embedding(ShowsArguments, brainstate.nn.Module):
         The row that does not learn; it is 0 unless ``embedding_init`` is an array.
     freeze : bool
         Whether the table is a constant: a ``brainstate.LongTermState``, no parameter.
-    name : str, optional
-        Name of the module.
-    param_type : class derived from brainstate.ParamState
-        Class of the parameter.
 
     Attributes
     ----------

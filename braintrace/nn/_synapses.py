@@ -19,6 +19,18 @@ from ._time import HasNumbers, check_time, decay, numbers, one_clock, plain
 class Synapse(StatefulLayer):
     """A population of synapses, each of which keeps its own states: no position reads another."""
 
+    shared_docs = """
+    Parameters
+    ----------
+    in_size : int or sequence of int
+        Number of synapses, or the shape of the population.
+
+    Raises
+    ------
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape ``in_size`` or ``(B, *in_size)``, or does not fit the states.
+    """
+
     def __init__(self, in_size: Size, name: str | None, **first: Init):
         super().__init__(name=name)
         self.in_size = self.out_size = axes(in_size, f'{self._owner}: in_size')
@@ -50,15 +62,11 @@ class Expon(Synapse):
 
     Parameters
     ----------
-    in_size : int or sequence of int
-        Number of synapses, or the shape of the population.
     tau : float, Quantity or array of one for each synapse
         Time constant. A plain number counts steps (:math:`\Delta t = 1`); a time, such as ``5 *
         saiunit.ms``, is measured against ``brainstate.environ.get_dt()`` at each update.
     g_init : initializer, array, float or Quantity
         First value of the state ``g``; its unit is that of x.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
@@ -66,8 +74,6 @@ class Expon(Synapse):
         ``tau`` is not positive, or has another shape.
     EtpUnitError
         ``tau`` is no time, ``dt`` is not set, or x has another unit than g.
-    EtpShapeError, EtpDtypeError, StructureError
-        x is no array of shape ``in_size`` or ``(B, *in_size)``, or does not fit the states.
 
     Examples
     --------
@@ -106,15 +112,11 @@ class DualExpon(Synapse):
 
     Parameters
     ----------
-    in_size : int or sequence of int
-        Number of synapses, or the shape of the population.
     tau_decay, tau_rise : float, Quantity or array of one for each synapse
         Time constants, both in steps or both in units of time (see :class:`Expon`); the rise is
         the faster one.
     g_init : initializer, array, float or Quantity
         First value of both states; its unit is that of x.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
@@ -123,8 +125,6 @@ class DualExpon(Synapse):
     EtpUnitError
         A time constant is no time, one counts steps and the other has a unit, ``dt`` is not set,
         or x has another unit than the states.
-    EtpShapeError, EtpDtypeError, StructureError
-        x is no array of shape ``in_size`` or ``(B, *in_size)``, or does not fit the states.
 
     Examples
     --------
@@ -182,8 +182,6 @@ class STP(Synapse):
 
     Parameters
     ----------
-    in_size : int or sequence of int
-        Number of presynaptic units, or the shape of the population.
     U : float
         Part of the resources that the first spike uses, between 0 and 1.
     tau_f : float, Quantity, array of one for each unit, or None
@@ -191,8 +189,6 @@ class STP(Synapse):
         depression only, and no state ``u``.
     tau_d : float, Quantity or array of one for each unit
         Time constant of the recovery from depression.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
@@ -200,8 +196,6 @@ class STP(Synapse):
         A time constant is not positive or has another shape, or U is not in (0, 1].
     EtpUnitError
         A time constant is no time, ``dt`` is not set, or U or the spikes have a unit.
-    EtpShapeError, EtpDtypeError, StructureError
-        The spikes are no array of shape ``in_size`` or ``(B, *in_size)``, or do not fit the states.
 
     Examples
     --------
@@ -267,8 +261,6 @@ class CUBA(Output):
     ----------
     scale : float, Quantity, unit, or array of one for each target
         s; its unit times that of g is a current's (``saiunit.volt`` for a conductance).
-    name : str, optional
-        Name of the module.
 
     Raises
     ------
@@ -304,8 +296,6 @@ class COBA(Output):
     ----------
     E : float, Quantity, or array of one for each target
         Reversal potential, in the unit of V.
-    name : str, optional
-        Name of the module.
 
     Raises
     ------

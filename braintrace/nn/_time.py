@@ -14,6 +14,7 @@ import saiunit as u
 
 from .._signatures import ShowsArguments
 from ..errors import EtpUnitError, OptionError
+from ._docs import Documented
 
 
 def is_real(value: Any) -> bool:
@@ -41,7 +42,7 @@ def refuse_state(owner: str, name: str, value: Any) -> None:
         )
 
 
-class HasNumbers(ShowsArguments):
+class HasNumbers(Documented, ShowsArguments):
     """A base whose subclasses keep numbers, in the place of which no state is set later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
