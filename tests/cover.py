@@ -246,7 +246,8 @@ def seen_by(suite: Suite, fault: faults.Fault, gate: set[str]) -> dict:
 
 
 def ask_all(suite: Suite, gate: set[str], seed: int, number: int, file: Path) -> None:
-    table = read(file)
+    there = {fault.name for name in suite.lines for fault in faults.faults_of(name)}
+    table = {name: found for name, found in read(file).items() if name in there}
     places = {name: set(own) for name, own in suite.lines.items()}
 
     def one(fault):

@@ -1,11 +1,12 @@
 """Small faults of the package: one operator, number or condition of it changes, as in
-`braintrace/_rules/entries.py:31: a + b -> a - b`.
+`braintrace/_rules/entries.py: added: a + b -> a - b`.
 
 A fault is put in while the package is imported: no file changes.
 """
 
 import ast
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -40,16 +41,14 @@ LEFT_ALONE = ('annotation', 'returns', 'decorator_list', 'exc', 'type_params')
 
 
 class Fault(NamedTuple):
-    """The change with this number, of those that :func:`changes` lists for a file."""
+    """The change with this number, of those that :func:`changes` lists for a file. The name tells
+    the function and the text, which stay when lines move; of the same ones it counts.
+    """
 
     file: str
     number: int
     line: int
-    text: str
-
-    @property
-    def name(self) -> str:
-        return f'{self.file}:{self.line}: {self.text}'
+    name: str
 
 
 def changed(node: ast.AST) -> Iterator[ast.AST]:
@@ -97,13 +96,25 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, list, int]]:
 
 def faults_of(file: str) -> list[Fault]:
     """Every change of one file of the package, named as from the root of the repository."""
-    found = []
+    found, alike = [], Counter()
     tree = ast.parse((ROOT / file).read_text(encoding='utf-8'))
+    inside = dict(functions_of(tree))
     for number, (old, new, *_) in enumerate(changes(tree)):
         first = old.target if isinstance(old, ast.comprehension) else old
-        shown = (ast.unparse(n).partition('\n')[0][:60] for n in (old, new))
-        found.append(Fault(file, number, first.lineno, ' -> '.join(shown)))
+        shown = (ast.unparse(n).strip().partition('\n')[0][:60] for n in (old, new))
+        name = f'{file}: {inside[old]}: {" -> ".join(shown)}'
+        alike[name] += 1
+        name += f' ({alike[name]})' if alike[name] > 1 else ''
+        found.append(Fault(file, number, first.lineno, name))
     return found
+
+
+def functions_of(tree: ast.AST, name: str = 'module') -> Iterator[tuple[ast.AST, str]]:
+    """Each node below with the function or class that it stands in."""
+    for node in ast.iter_child_nodes(tree):
+        yield node, name
+        own = getattr(node, 'name', None) if isinstance(node, ast.stmt) else None
+        yield from functions_of(node, f'{name}.{own}'.removeprefix('module.') if own else name)
 
 
 def drawn(seed: int, number: int, lines: Mapping[str, set[int]]) -> list[Fault]:

@@ -100,7 +100,8 @@ def test_a_fault_changes_what_runs_and_no_message():
 
 
 def test_a_fault_is_in_the_package_that_is_imported():
-    fault = next(f for f in faults.faults_of('braintrace/_tables.py') if f.text == '32 -> 33')
+    names = {fault.name: fault for fault in faults.faults_of('braintrace/_tables.py')}
+    fault = names['braintrace/_tables.py: module: 32 -> 33']
     put_in = f'from tests import faults; faults.put_in(faults.Fault(*{tuple(fault)}))'
     code = f'{put_in}; import braintrace._tables; print(braintrace._tables.SHORT)'
     run = [sys.executable, '-c', code]

@@ -213,17 +213,23 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
 
         return jax.lax.scan(one, carry['h'], (XS, FLAGS))[1].sum()
 
-    def gradient(**options):
+    def started(**options):
         learner = functional.online(step, rules.d_rtrl(), **options)
-        state = learner.init(params, carry, XS[0])
+        return learner, learner.init(params, carry, XS[0])
+
+    def at_once(learner, state):
         functional.reset(state, FLAGS[2], carry)
+
+    def gradient(learner, state):
         run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=4))
         return run(params, state, XS, XS, reset=(FLAGS, carry)).grads
 
-    if told:
+    for way in (at_once, gradient) if told else ():
         with pytest.raises(StructureError, match=r"braintrace.Policy\(batched=\('h',\)\)"):
-            gradient()
-    found = gradient(policy=braintrace.Policy(batched=('h',))) if told else gradient()
+            way(*started())
+    learner, state = started(policy=braintrace.Policy(batched=('h',))) if told else started()
+    at_once(learner, state)
+    found = gradient(learner, state)
     want = jax.grad(total)(params)
     for key in params:
         np.testing.assert_allclose(found[key], want[key], atol=1e-12)

@@ -216,6 +216,50 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
     assert not learner.graph.diagnostics
 
 
+PAIR = LAYERS[:2]
+
+
+def filtered_layers(ops, p, c, x):
+    """Two layers, and a filter of what each of them was; the output reads the filters too."""
+    new = {}
+    for name in PAIR:
+        x = new[name] = ops.new(name, leaky_layer(ops, p[name], c[name], x, 0.8))
+    for name in PAIR:
+        of = f'of {name}'
+        new[of] = ops.new(of, 0.7 * c[of] + ops.tanh(c[name]))
+        x = x + new[of]
+    return ops.dot(x, p['out']), new
+
+
+FILTERED = models.make_case(
+    models.Model(
+        'filtered_layers',
+        filtered_layers,
+        {name: weights(N, N) for name in PAIR} | {'out': (N, O)},
+        dict.fromkeys([*PAIR, *(f'of {name}' for name in PAIR)], (B, N)),
+        (B, N),
+        groups=tuple((name, f'of {name}') for name in PAIR),
+    )
+)
+
+
+@pytest.mark.tier(quick=1)
+@pytest.mark.parametrize('rule', RULES)
+def test_an_array_that_no_step_takes_apart_goes_with_the_rows_that_it_reads(rule):
+    def cell(p, c, x):
+        new = []
+        for name, h in zip(PAIR, c['h'], strict=True):
+            x = leaky_layer(LibraryOps(), p[name], h, x, 0.8)
+            new.append(x)
+        filters = 0.7 * c['f'] + jnp.tanh(c['h'])
+        return (x + filters.sum(0)) @ p['out'], {'h': jnp.stack(new), 'f': filters}
+
+    own = FILTERED.carry
+    carry = {'h': np.stack([own[n] for n in PAIR]), 'f': np.stack([own[f'of {n}'] for n in PAIR])}
+    data = FILTERED.params, carry, FILTERED.xs, FILTERED.ys, FILTERED.loss
+    assert_close(learn(cell, RULES[rule], *data)[0], oracles.total(oracle(FILTERED, rule)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', ['rows', 'features'])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
