@@ -25,7 +25,7 @@ import optax
 
 from braintrace import compile as compile_model
 from braintrace import functional, nn, rules
-from braintrace.tasks import environments
+from braintrace.tasks import agents, environments
 
 DISCOUNT, LAMBDA, VALUE = 0.99, 0.9, 0.5  # the last one weighs its head
 POINTS = 50  # of a curve
@@ -66,21 +66,20 @@ A2C_5 = Way('A2C, 5 steps', window=5)
 WAYS = [RTRL, SAME_5, A2C_5]
 
 
-def choose(outputs, keys):
-    """An action for each sample, drawn from the policy."""
-    return jax.vmap(jax.random.categorical)(keys, outputs[0])
+def choose(outputs, key):
+    """An action, drawn from the policy."""
+    return jax.random.categorical(key, outputs[0])
 
 
-def decision(outputs, keys):
+def decision(outputs, key):
     """What TD errors weigh: the log-probability of the action, and the value."""
-    logits, values = outputs
-    chosen = jax.nn.log_softmax(logits)[jnp.arange(len(keys)), choose(outputs, keys)]
-    return jnp.mean(chosen + VALUE * values)
+    logits, value = outputs
+    return jax.nn.log_softmax(logits)[choose(outputs, key)] + VALUE * value
 
 
 def entropy(outputs, _):
     """That of the policy."""
-    return -jnp.mean(jnp.sum(jax.nn.softmax(outputs[0]) * jax.nn.log_softmax(outputs[0]), -1))
+    return -jnp.sum(jax.nn.softmax(outputs[0]) * jax.nn.log_softmax(outputs[0]))
 
 
 class Played(NamedTuple):
@@ -94,14 +93,14 @@ class Played(NamedTuple):
 
 def online_agent(env, learner, carry, way: Way, rate, batch):
     """``(begin(params, key), step(agent, key) -> agent, returns of the episodes that ended)``."""
-    heads = learner.heads(decision, entropy, per_sample=True)
-    z_of = functional.eligibility(DISCOUNT * LAMBDA)
+    heads = jax.vmap(learner.heads(decision, entropy), (None, 0, 0, 0))
+    z_of = agents.eligibility(DISCOUNT * LAMBDA)
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-    optimizer = functional.obgd(rate, way.kappa) if way.kappa else optax.MultiSteps(adam, way.every)
+    optimizer = agents.obgd(rate, way.kappa) if way.kappa else optax.MultiSteps(adam, way.every)
 
     def begin(params, key):
         states = env.reset(key, batch)
-        state = learner.init(params, carry, env.observe(states))
+        state = jax.vmap(learner.init, (None, None, 0))(params, carry, env.observe(states))
         nothing = Played(*jnp.zeros((4, batch)))
         z = z_of.init(params, batch)
         return params, optimizer.init(params), state, states, z, nothing, jnp.zeros(batch)
@@ -118,7 +117,7 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
         delta = delta * before.counts
         uphill = jax.tree.map(lambda g: way.entropy * g.mean(0), of_entropy)
         if way.kappa:
-            updates, opt_state = optimizer.update(z.trace, opt_state, params, delta=delta)
+            updates, opt_state = optimizer.update(z, opt_state, params, delta=delta)
             updates = jax.tree.map(lambda u, g: u + rate * g, updates, uphill)
         else:
             downhill = jax.tree.map(lambda g, h: -g - h, z_of.weigh(z, delta), uphill)
@@ -126,8 +125,8 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
         params = optax.apply_updates(params, updates)
         # The trace of decisions begins anew with the episode, and the network's memory too.
         z = z_of.update(z, of_decision, before.going_on)
-        states, rewards, done = env.step(key, states, choose(found.aux, keys))
-        state = functional.reset(found.state, done, carry)
+        states, rewards, done = env.step(key, states, jax.vmap(choose)(found.aux, keys))
+        state = jax.vmap(functional.reset, (0, 0, None))(found.state, done, carry)
         returns, ended = returns + rewards, jnp.where(done, returns + rewards, jnp.nan)
         before = Played(value, rewards, 1.0 - done, jnp.ones(batch))
         return (params, opt_state, state, states, z, before, jnp.where(done, 0, returns)), ended
@@ -138,20 +137,22 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
 def a2c_agent(env, learner, carry, way: Way, rate, batch):
     """The same for windows of steps: backpropagation through each, cut at its border."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+    cell = jax.vmap(learner.cell, (None, 0, 0))
+    first = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), carry)
 
     def begin(params, key):
         states = env.reset(key, batch)
-        return params, optimizer.init(params), carry, states, jnp.zeros(batch)
+        return params, optimizer.init(params), first, states, jnp.zeros(batch)
 
     def play(params, h, states, returns, keys):
         def one(now, key):
             h, states, returns = now
             key, *keys = jax.random.split(key, batch + 1)
             keys = jnp.stack(keys)
-            outputs, h = learner.cell(params, h, env.observe(states))
-            states, rewards, done = env.step(key, states, choose(outputs, keys))
+            outputs, h = cell(params, h, env.observe(states))
+            states, rewards, done = env.step(key, states, jax.vmap(choose)(outputs, keys))
             at = lambda x: done.reshape(-1, *(1,) * (x.ndim - 1))
-            h = jax.tree.map(lambda first, x: jnp.where(at(x), first, x), carry, h)
+            h = jax.tree.map(lambda first, x: jnp.where(at(x), first, x), first, h)
             returns, ended = returns + rewards, jnp.where(done, returns + rewards, jnp.nan)
             now = h, states, jnp.where(done, 0, returns)
             return now, (outputs, keys, rewards, 1.0 - done, ended)
@@ -160,7 +161,7 @@ def a2c_agent(env, learner, carry, way: Way, rate, batch):
 
     def loss(params, h, states, returns, keys):
         now, (outputs, keys, rewards, going_on, ended) = play(params, h, states, returns, keys)
-        (_, last), _ = learner.cell(params, now[0], env.observe(now[1]))
+        (_, last), _ = cell(params, now[0], env.observe(now[1]))
         values = outputs[1]
         after = jnp.concatenate([values[1:], last[None]])
         delta = jax.lax.stop_gradient(rewards + DISCOUNT * going_on * after - values)
@@ -171,7 +172,7 @@ def a2c_agent(env, learner, carry, way: Way, rate, batch):
             return later, later
 
         _, advantage = jax.lax.scan(back, jnp.zeros(batch), (delta, going_on), reverse=True)
-        apart = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), (outputs, keys))
+        apart = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (outputs, keys))
         gain = advantage.ravel() * jax.vmap(decision)(*apart) + way.entropy * jax.vmap(entropy)(
             *apart
         )
@@ -195,8 +196,7 @@ def train(env, way: Way, steps, batch=8, seeds=(1, 2, 3), rates=(2e-3,), units=3
     for seed in seeds:
         brainstate.random.seed(seed)
         model = ActorCritic(env.env.inputs, env.env.actions, units)
-        first = jnp.zeros((batch, env.env.inputs))
-        learner, of_seed, carry = compile_model(model, way.rule, first, batch_size=batch).pure()
+        learner, of_seed, carry = compile_model(model, way.rule, jnp.zeros(env.env.inputs)).pure()
         params.append(of_seed)
     agent_of = a2c_agent if way.window else online_agent
     size = max(way.window, 1)

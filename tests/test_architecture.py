@@ -60,15 +60,13 @@ ARROWS: dict[str, set[str]] = {
     'extra._unshard': {'errors', '_jax', '_compiler'},
     'extra._filter': {'errors', '_jax', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
-    'extra.eligibility': CORE,
     'extra.progress': CORE,
     'extra.saving': CORE | {'_version'},
     'extra.files': CORE | {'extra.saving'},
     'extra.chunks': CORE | {'extra.saving'},
-    'extra.heads': CORE | {'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
-    | {'extra.eligibility', 'extra.chunks', 'extra.heads', 'extra.progress'},
+    | {'extra.chunks', 'extra.progress'},
     '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving', 'extra.progress'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from .._public_names import lacking as _lacking
 from .._windows import Gradient, Skipped, Trained
 from ..extra.chunks import chunks
-from ..extra.eligibility import Eligibility, EligibilityState, eligibility, obgd
 from ..extra.files import load_state, save_state
 from ..extra.observed import Observed
 from ..extra.saving import structure_diff
@@ -36,8 +35,6 @@ from ._state import (
 )
 
 __all__ = [
-    'Eligibility',
-    'EligibilityState',
     'Gradient',
     'Memory',
     'Observed',
@@ -46,12 +43,10 @@ __all__ = [
     'Skipped',
     'Trained',
     'chunks',
-    'eligibility',
     'flatten_paths',
     'fold_lane',
     'load_state',
     'merge',
-    'obgd',
     'online',
     'reset',
     'save_state',

@@ -78,7 +78,6 @@ class Compiled:
 
     def __init__(self, graph: ETraceGraph, rule: Rule | None, probes: bool = False):
         self.graph, self.program = graph, graph.program
-        self.sample_of: Compiled | None = None  # the batch of which this is known to be one sample
         self.rule = NoHistory() if rule is None else rule
         self.executor = Executor(graph, probes=probes or self.rule.probes)
         # JAX keeps what a jitted function was traced to while the function lives, and that holds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,7 +33,6 @@ from .._windows import (
     CallOptions,
     Gradient,
     Optimizer,
-    check_choice,
     check_optimizer,
     signature,
     task_loss,
@@ -41,7 +40,6 @@ from .._windows import (
     tree_bytes,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
-from ..extra.heads import of_batch, of_samples, pull_back
 from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
 from ..extra.sharding import placed, share_of, state_specs
@@ -307,56 +305,56 @@ class OnlineLearner:
         ((2, 4), (2, 4))
         """
         check_devices(params, state)
-        return pull_back(self.step, params, state, *inputs)
+        params = spread(params, varying((params, state, inputs)))
+        step = lambda params: self.step(params, state, *inputs)  # noqa: E731
+        outputs, pull, new = jax.vjp(step, params, has_aux=True)
+        return outputs, lambda cotangent: pull(cotangent)[0], new
 
     @public('learner.heads')
-    def heads(self, *losses: Callable, per_sample: bool = False) -> HeadGradients:
+    def heads(self, *losses: Callable) -> HeadGradients:
         """``(params, state, inputs, targets) -> Gradient`` of several ``loss(outputs, targets) ->
         scalar`` of one step, by one pass forward.
 
         ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are
-        the outputs. With ``per_sample`` losses and gradients stay apart by sample, on axis 0: each
-        loss is given the outputs and targets of one sample, a batch of 1, and axis 0 of targets is
-        the batch. The state is that of the batch. Gradients take (batch x parameters) numbers for
-        each loss.
+        the outputs. For gradients that stay apart by sample, make the learner of a cell for one
+        sample, and map over samples: ``jax.vmap(heads, (None, 0, 0, 0))``. They take (batch x
+        parameters) numbers for each loss.
 
-        Raises :class:`braintrace.errors.OptionError` where a state or the rule's trace is shared by
-        the samples, and :class:`braintrace.errors.StructureError` where targets or outputs have no
-        axis of the batch, or where the step of a sample depends on the others: both steps are
-        compared once, on drawn numbers.
-
-        >>> import braintrace, jax.numpy as jnp
+        >>> import jax, braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
         >>> learner = braintrace.functional.online(cell)
-        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
-        >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+        >>> params, h, xs = {'W': jnp.ones((2, 4))}, jnp.zeros(4), jnp.ones((3, 2))
         >>> policy = lambda h, action: jnp.mean(h * action)
         >>> value = lambda h, action: jnp.mean(h)
-        >>> heads = learner.heads(policy, value, per_sample=True)
-        >>> found = heads(params, state, x, jnp.ones((3, 1)))
+        >>> heads = jax.vmap(learner.heads(policy, value), (None, 0, 0, 0))
+        >>> states = jax.vmap(learner.init, (None, None, 0))(params, h, xs)
+        >>> found = heads(params, states, xs, jnp.ones(3))
         >>> of_policy, of_value = found.grads
         >>> found.losses[0].shape, of_policy['W'].shape, found.aux.shape, found.state.t.tolist()
         ((3,), (3, 2, 4), (3, 4), [1, 1, 1])
         """
         if not losses:
             raise OptionError('heads got no loss; give functions `loss(outputs, targets)`.')
-        check_choice('per_sample', per_sample, (True, False))
         checked = tuple(checked_loss(self, loss) for loss in losses)
 
         def run(params, state, inputs, targets) -> Gradient:
-            inputs = self.taken(inputs)
-            compiled = self.matching(params, state, inputs)
-            if not per_sample:
-                return of_batch(compiled, checked, params, state, inputs, targets)
-            one = partial(self.compiled, params, new=True)
-            with seen_from_outside():
-                return of_samples(compiled, one, checked, params, state, inputs, targets)
+            outputs, pull, new = self.vjp(params, state, *self.taken(inputs))
+            values, grads = [], []
+            for loss in checked:
+
+                def total(outputs, loss=loss):
+                    value = loss(outputs, targets)
+                    return total_loss(value), task_loss(value)
+
+                of_total, back, value = jax.vjp(total, outputs, has_aux=True)
+                values.append(value)
+                grads.append(pull(*back(jnp.ones_like(of_total))))
+            return Gradient(tuple(grads), tuple(values), outputs, new)
 
         def types(params, state, inputs, targets) -> Gradient:
             outputs = self._types_of_outputs(params, state, self.taken(inputs))
-            of_params = P() if per_sample else types_of(params)
             number = len(losses)
-            return Gradient((of_params,) * number, (P(),) * number, outputs, types_of(state))
+            return Gradient((types_of(params),) * number, (P(),) * number, outputs, types_of(state))
 
         return public('learner.heads(*losses)')(in_automatic_axes(run, types))
 

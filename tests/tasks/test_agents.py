@@ -8,8 +8,8 @@ import pytest
 
 import braintrace
 from braintrace import functional
-from braintrace.errors import BraintraceWarning, OptionError, StructureError
-from braintrace.functional import eligibility, obgd
+from braintrace.errors import OptionError, StructureError
+from braintrace.tasks.agents import eligibility, obgd
 from tests.compare import assert_close
 from tests.functional.plain import drawn
 from tests.precision import float64 as float64
@@ -45,10 +45,9 @@ def test_the_trace_is_the_sum_over_the_episode_until_now():
             sum(0.9 ** (T - 1 - s) * every[name][s, b] for s in range(begun[b], T))
             for b in range(B)
         ]
-        np.testing.assert_allclose(z.trace[name], np.stack(of_sample), atol=1e-10)
+        np.testing.assert_allclose(z[name], np.stack(of_sample), atol=1e-10)
         want = sum(float(d) * e for d, e in zip(delta, of_sample, strict=True)) / B
         np.testing.assert_allclose(weigh(z, delta)[name], want, atol=1e-10)
-    assert int(z.steps) == T
 
 
 def exact(p, h, x):
@@ -65,11 +64,11 @@ def test_what_td_errors_weigh_along_episodes_is_the_gradient_of_their_advantages
     p = {'a': drawn(4), 'w': drawn(2, 4), 'out': drawn(4, 2)}
     xs, rewards, start = drawn(steps, B, 2), drawn(steps, B, seed=2), drawn(B, 4)
     ended = jnp.zeros((steps, B), bool).at[jnp.array([4, 8]), jnp.array([0, 2])].set(True)
-    decision = lambda y, _: jnp.mean(jnp.sin(y[:, 0]) + 0.5 * y[:, 1])
+    decision = lambda y, _: jnp.sin(y[0]) + 0.5 * y[1]
 
     learner, z_of = functional.online(exact), eligibility(discount * fading)
-    state, z = learner.init(p, start, xs[0]), z_of.init(p, B)
-    heads = jax.jit(learner.heads(decision, per_sample=True))
+    state, z = jax.vmap(learner.init, (None, 0, 0))(p, start, xs[0]), z_of.init(p, B)
+    heads = jax.jit(jax.vmap(learner.heads(decision), (None, 0, 0, 0)))
     found, values, going_on = jax.tree.map(jnp.zeros_like, p), [], jnp.zeros(B)
     for t in range(steps):
         (g,), _, y, state = heads(p, state, xs[t], xs[t])
@@ -78,7 +77,7 @@ def test_what_td_errors_weigh_along_episodes_is_the_gradient_of_their_advantages
             delta = rewards[t - 1] + discount * going_on * values[t] - values[t - 1]
             found = jax.tree.map(jnp.add, found, z_of.weigh(z, delta))
         z = z_of.update(z, g, going_on)
-        state, going_on = functional.reset(state, ended[t], start), 1.0 - ended[t]
+        state, going_on = jax.vmap(functional.reset)(state, ended[t], start), 1.0 - ended[t]
 
     advantage, later = [], np.zeros(B)
     for t in reversed(range(steps - 1)):
@@ -105,12 +104,12 @@ def test_a_bounded_step_is_that_of_the_paper_for_each_sample():
     z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
     sizes = jnp.array([1e-3, 1, 0])
     scaled = lambda e: e if e.dtype == bool else e * sizes.reshape(-1, *(1,) * (e.ndim - 1))
-    z = z._replace(trace=jax.tree.map(scaled, z.trace))
+    z = jax.tree.map(scaled, z)
     delta, optimizer = jnp.array([0.5, -3.0, 2.0]), obgd(rate, kappa)
-    updates, _ = optimizer.update(z.trace, optimizer.init(params()), params(), delta=delta)
+    updates, _ = optimizer.update(z, optimizer.init(params()), params(), delta=delta)
     want = {'w': 0.0, 'b': 0.0}
     for b in range(B):
-        of_sample = {name: np.asarray(z.trace[name][b]) for name in want}
+        of_sample = {name: np.asarray(z[name][b]) for name in want}
         size = sum(np.abs(e).sum() for e in of_sample.values())
         bounded = rate * kappa * max(abs(float(delta[b])), 1) * size
         alpha = min(rate / bounded, rate) if size else rate
@@ -124,40 +123,19 @@ def test_a_bounded_step_is_part_of_a_chain_of_optax():
     z_of = eligibility(0.5)
     z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
     chain = optax.chain(obgd(), optax.scale(2.0))
-    updates, _ = chain.update(z.trace, chain.init(params()), params(), delta=jnp.ones(B))
-    alone, _ = obgd().update(z.trace, obgd().init(params()), delta=jnp.ones(B))
+    updates, _ = chain.update(z, chain.init(params()), params(), delta=jnp.ones(B))
+    alone, _ = obgd().update(z, obgd().init(params()), delta=jnp.ones(B))
     assert_close(updates['w'], 2 * alone['w'])
 
 
 def test_the_gradients_of_heads_fit():
     cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w'], p['b']))
     learner, p, x = functional.online(cell), params(), drawn(B, 2)
-    state, z_of = learner.init(p, jnp.zeros((B, 4)), x), eligibility(0.9)
-    heads = learner.heads(lambda h, y: jnp.sum(h), per_sample=True)
+    state, z_of = jax.vmap(learner.init, (None, None, 0))(p, jnp.zeros(4), x), eligibility(0.9)
+    heads = jax.vmap(learner.heads(lambda h, y: jnp.sum(h)), (None, 0, 0, 0))
     (found,), *_ = heads(p, state, x, x)
     z = z_of.update(z_of.init(p, B), found, jnp.ones(B))
     assert jax.tree.structure(z_of.weigh(z, jnp.ones(B))) == jax.tree.structure(p)
-
-
-@pytest.mark.parametrize('mapped', [False, True])
-def test_a_td_error_that_is_not_finite_is_told_once_with_its_step(mapped):
-    z_of = eligibility(0.9)
-
-    def step(z, delta):
-        z = z_of.update(z, grads(), jnp.ones(B))
-        return z, z_of.weigh(z, delta)['w'].sum()
-
-    def run(scale):
-        deltas = jnp.ones((6, B)).at[jnp.array([3, 5]), 1].set(jnp.where(scale > 0, jnp.nan, 2))
-        return jax.lax.scan(step, z_of.init(params(), B), deltas)[1]
-
-    run = jax.jit(jax.vmap(run) if mapped else run)
-    with pytest.warns(
-        BraintraceWarning, match=r'TD error of step 4 is not finite: \[1.0, nan, 1.0\]'
-    ) as told:
-        jax.block_until_ready(run(jnp.array([0.0, 1.0]) if mapped else jnp.ones(())))
-        jax.effects_barrier()
-    assert len(told) == 1
 
 
 WRONG = {
@@ -170,17 +148,12 @@ WRONG = {
         StructureError,
         r'going_on has shape \[2\], and the trace \[\[3',
     ),
-    'summed': (lambda: updated(params()), StructureError, 'gradient of b.*per_sample=True'),
+    'summed': (lambda: updated(params()), StructureError, 'gradient of b.*jax.vmap'),
     'another tree': (lambda: updated({'w': drawn(B, 2, 4)}), StructureError, 'structure'),
     'delta of steps': (
         lambda: obgd().update({'w': jnp.ones((B, 2))}, 0, delta=jnp.ones((B, 1))),
         StructureError,
         r'delta has shape \[3, 1\]',
-    ),
-    'whole state': (
-        lambda: obgd().update(updated(), 0, delta=jnp.ones(B)),
-        StructureError,
-        'z.trace',
     ),
     'unbatched': (
         lambda: obgd().update({'w': jnp.ones(4)}, 0, delta=jnp.ones(B)),

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._compiler import describe_aval, is_inexact, param_name
 from .._jax import Tracer
-from .._rules import anywhere
-from .._warnings import tell
+from .._public_names import lacking as _lacking
 from ..errors import OptionError, StructureError
+
+__all__ = ['Eligibility', 'eligibility', 'obgd']
 
 
 class Eligibility(NamedTuple):
     """The functions that :func:`eligibility` returns.
 
-    >>> from braintrace.functional import eligibility
+    >>> from braintrace.tasks.agents import eligibility
     >>> eligibility(0.9)._fields
     ('init', 'update', 'weigh')
     """
@@ -34,34 +34,19 @@ class Eligibility(NamedTuple):
     weigh: Callable
 
 
-class EligibilityState(NamedTuple):
-    """``trace``: a tree like params with the batch in front; ``steps``: how often it was updated.
-
-    >>> import jax.numpy as jnp
-    >>> from braintrace.functional import eligibility
-    >>> z = eligibility(0.9).init({'w': jnp.zeros(2)}, batch_size=3)
-    >>> z.trace['w'].shape, int(z.steps)
-    ((3, 2), 0)
-    """
-
-    trace: Any
-    steps: jax.Array
-
-
 def eligibility(decay) -> Eligibility:
     """The eligibility trace of TD(lambda), ``z <- decay going_on z + g`` for each sample of a
     batch, and the update direction that TD errors make of it.
 
     ``decay``: discount times lambda, in [0, 1]; an array may be traced. The functions are pure:
 
-    - ``init(params, batch_size) -> z``, zeros ``(batch, *shape)`` for each leaf, so ``batch_size``
-      times their memory.
+    - ``init(params, batch_size) -> z``, zeros ``(batch, *shape)`` for each leaf, so they take
+      ``batch_size`` times the memory of the parameters.
     - ``update(z, grads, going_on) -> z``; ``grads`` are gradients of one head, or a weighted sum of
-      those of several, by sample (:meth:`OnlineLearner.heads`, ``per_sample=True``); ``going_on``
+      those of several, by sample (``jax.vmap`` of :meth:`OnlineLearner.heads`); ``going_on``
       ``(batch,)`` is 0 where the step begins an episode, else 1.
     - ``weigh(z, delta) -> tree like params``: the mean over samples of ``delta z``, with ``delta``
-      ``(batch,)``. It points uphill: hand its negative to an optimizer that descends. A ``delta``
-      that is not finite is told once, with the step.
+      ``(batch,)``. It points uphill: hand its negative to an optimizer that descends.
 
     The TD error of step t, ``delta = r + discount v' - v``, is known when the value v' of the next
     observation is, so it weighs the z that has the gradients of step t and no later ones. Source:
@@ -72,48 +57,44 @@ def eligibility(decay) -> Eligibility:
     trace.
 
     >>> import jax.numpy as jnp
-    >>> from braintrace.functional import eligibility
+    >>> from braintrace.tasks.agents import eligibility
     >>> z_of = eligibility(0.9)
     >>> z = z_of.init({'w': jnp.zeros(2)}, batch_size=3)
     >>> for going_on in (jnp.zeros(3), jnp.ones(3)):
     ...     z = z_of.update(z, {'w': jnp.ones((3, 2))}, going_on)
-    >>> z.trace['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
+    >>> z['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
     ([1.899999976158142, 1.899999976158142], [1.899999976158142, 1.899999976158142])
     """
     if not _is_number(decay, lambda x: 0 <= x <= 1):
         raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
-    watch = _watch()
 
-    def init(params, batch_size: int) -> EligibilityState:
+    def init(params, batch_size: int):
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError(f'batch_size is {batch_size!r}; give an int above 0.')
         # the trace of an integer parameter stays 0
         zeros = lambda p: jnp.zeros((batch_size, *p.shape), p.dtype if is_inexact(p) else jnp.int8)
-        return EligibilityState(jax.tree.map(zeros, params), jnp.zeros((), jnp.int32))
+        return jax.tree.map(zeros, params)
 
-    def update(z: EligibilityState, grads, going_on) -> EligibilityState:
-        if not isinstance(z, EligibilityState):
-            raise StructureError(f'z is {type(z).__name__}; give what `init` or `update` returned.')
+    def update(z, grads, going_on):
         going_on = jnp.asarray(going_on)
         _check_batch(z, going_on, 'going_on')
         _check_grads(z, grads)
         keep = decay * going_on
         added = lambda e, g: (_rows(keep, e) * e + g).astype(e.dtype) if is_inexact(e) else e
-        return EligibilityState(jax.tree.map(added, z.trace, grads), z.steps + 1)
+        return jax.tree.map(added, z, grads)
 
-    def weigh(z: EligibilityState, delta):
+    def weigh(z, delta):
         delta = jnp.asarray(delta)
         _check_batch(z, delta, 'delta')
-        watch(delta, z.steps)
-        return jax.tree.map(lambda e: _mean(delta, e), z.trace)
+        return jax.tree.map(lambda e: _mean(delta, e), z)
 
     return Eligibility(init, update, weigh)
 
 
 def obgd(rate: float = 1.0, kappa: float = 2.0):
     """Overshooting-bounded gradient descent, an optax transformation for updates at each step:
-    ``update(z.trace, state, params, delta=delta)`` returns the mean over samples of
-    ``alpha delta z`` with ``alpha = min(rate, 1 / (kappa max(|delta|, 1) |z|_1))``.
+    ``update(z, state, params, delta=delta)`` returns the mean over samples of ``alpha delta z``
+    with ``alpha = min(rate, 1 / (kappa max(|delta|, 1) |z|_1))``.
 
     ``z`` is an :func:`eligibility` trace of gradients that point uphill, ``delta`` ``(batch,)`` the
     TD errors. A larger ``kappa`` keeps steps further from overshooting what one sample asks for.
@@ -125,11 +106,11 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
     fit each other.
 
     >>> import jax.numpy as jnp, optax
-    >>> from braintrace.functional import eligibility, obgd
+    >>> from braintrace.tasks.agents import eligibility, obgd
     >>> params, z_of, optimizer = {'w': jnp.zeros(2)}, eligibility(0.9), obgd(1.0, kappa=2.0)
     >>> z = z_of.update(z_of.init(params, 1), {'w': jnp.ones((1, 2))}, jnp.zeros(1))
     >>> delta, state = jnp.array([3.0]), optimizer.init(params)
-    >>> updates, state = optimizer.update(z.trace, state, params, delta=delta)
+    >>> updates, state = optimizer.update(z, state, params, delta=delta)
     >>> optax.apply_updates(params, updates)['w'].tolist()  # 3 z / (2 * 3 * 2)
     [0.25, 0.25]
     """
@@ -141,51 +122,19 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
     except ImportError as error:
         raise OptionError('obgd is an optax transformation: `pip install optax`.') from error
 
-    watch = _watch()
-
-    def update(z, steps, params=None, *, delta=None, **others):
+    def update(z, state, params=None, *, delta=None, **others):
         if delta is None:
-            raise OptionError(
-                'obgd needs the TD errors: `update(z.trace, state, params, delta=delta)`.'
-            )
-        if isinstance(z, EligibilityState):
-            raise StructureError('obgd got the whole state of an eligibility trace; give z.trace.')
+            raise OptionError('obgd needs the TD errors: `update(z, state, params, delta=delta)`.')
         delta = jnp.asarray(delta)
-        _check_batch(EligibilityState(z, steps), delta, 'delta')
-        watch(delta, steps + 1)
+        _check_batch(z, delta, 'delta')
         # a sum of half-precision numbers would overflow
         sizes = [jnp.abs(e).astype(delta.dtype) for e in jax.tree.leaves(z) if is_inexact(e)]
         size = sum(e.reshape(len(e), -1).sum(1) for e in sizes)
         bound = 1 / (kappa * jnp.maximum(jnp.abs(delta), 1) * size)
         alpha = jnp.minimum(rate, bound)  # where z is 0 the bound is infinite
-        return jax.tree.map(lambda e: _mean(alpha * delta, e), z), steps + 1
+        return jax.tree.map(lambda e: _mean(alpha * delta, e), z), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
-
-
-def _watch() -> Callable:
-    """``watch(delta, steps)``, which tells once of TD errors that are not finite."""
-    told: list[int] = []
-
-    def tell_once(delta, steps):
-        # under vmap the call is made for each element, if one of them is not finite
-        if told or np.isfinite(delta).all():
-            return
-        told.append(int(steps))
-        tell(
-            f'the TD error of step {int(steps)} is not finite: {delta.tolist()}; so are the '
-            'weights after it. Look at rewards and values there, lower the step size, or clip '
-            'the gradients.'
-        )
-
-    def watch(delta, steps) -> None:
-        jax.lax.cond(
-            anywhere(~jnp.isfinite(delta)),
-            lambda: jax.debug.callback(tell_once, delta, steps),
-            lambda: None,
-        )
-
-    return watch
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _is_number(value, holds: Callable) -> bool:
@@ -206,9 +155,9 @@ def _mean(weights, e):
     return jnp.tensordot(weights.astype(e.dtype), e, 1) / len(e) if is_inexact(e) else e[0]
 
 
-def _check_batch(z: EligibilityState, x, what: str) -> None:
+def _check_batch(z, x, what: str) -> None:
     """Refuse weights that are not one for each sample."""
-    leaves = jax.tree.leaves(z.trace)
+    leaves = jax.tree.leaves(z)
     batch = leaves[0].shape[:1] if leaves else ()
     if jnp.shape(x) != batch or not batch or any(e.shape[:1] != batch for e in leaves):
         shapes = [list(e.shape) for e in leaves]
@@ -218,18 +167,22 @@ def _check_batch(z: EligibilityState, x, what: str) -> None:
         )
 
 
-def _check_grads(z: EligibilityState, grads) -> None:
-    here: Any = jax.tree.structure(z.trace)
+def _check_grads(z, grads) -> None:
+    here: Any = jax.tree.structure(z)
     if here != jax.tree.structure(grads):
         raise StructureError(
             'grads have another structure than the trace. Pass the gradients of one head, such as '
             '`heads(...).grads[0]`, for the params that `init` got.'
         )
     for (path, e), g in zip(
-        jax.tree_util.tree_leaves_with_path(z.trace), jax.tree.leaves(grads), strict=True
+        jax.tree_util.tree_leaves_with_path(z), jax.tree.leaves(grads), strict=True
     ):
         if e.shape != jnp.shape(g):
             raise StructureError(
                 f'the gradient of {param_name(path)} has shape {list(jnp.shape(g))}, its trace '
-                f'{describe_aval(e)}. Gradients stay apart by sample: `per_sample=True` of heads.'
+                f'{describe_aval(e)}. Gradients stay apart by sample: `jax.vmap` of heads of one.'
             )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)
