@@ -149,7 +149,7 @@ class NotSupportedError(BraintraceError, NotImplementedError):
     >>> def cell(p, h, x):
     ...     drive = jax.lax.cond(x.sum() > 0, lambda: braintrace.matmul(x, p['W']), lambda: x)
     ...     return h, drive + h
-    >>> policy = braintrace.Policy(cond='refuse')
+    >>> policy = braintrace.Policy(refuse=('cond',))
     >>> braintrace.functional.online(cell, policy=policy).init(params, h, x)
     Traceback (most recent call last):
     braintrace.errors.NotSupportedError: ...cond holds an ETP op or lies between hidden states, ...
@@ -162,7 +162,7 @@ class UntracedParameterError(BraintraceError, ValueError):
     >>> import braintrace, jax.numpy as jnp
     >>> params = {'W': jnp.ones((2, 2)), 'decay': jnp.ones(2)}
     >>> cell = lambda p, h, x: (h, h * p['decay'] + braintrace.matmul(x, p['W']))
-    >>> learner = braintrace.functional.online(cell, strict=True)
+    >>> learner = braintrace.functional.online(cell, policy=braintrace.Policy(strict=True))
     >>> learner.init(params, jnp.zeros((1, 2)), jnp.ones((1, 2)))
     Traceback (most recent call last):
     braintrace.errors.UntracedParameterError: the policy is strict, and the history of these ...

@@ -10,15 +10,8 @@ from typing import Literal
 from .._signatures import public
 from ..errors import OptionError
 
-CHOICES = {
-    'cond': ('select', 'refuse'),
-    'scan': ('follow', 'refuse'),
-    'while_loop': ('forward', 'refuse'),
-    'checkpoint': ('keep', 'inline'),
-    'custom_rule': ('opaque', 'refuse'),
-    'shard_map': ('vmap', 'refuse'),
-    'linear_loops': ('auto', 'sequential'),
-}
+CHOICES = {'checkpoint': ('keep', 'inline'), 'linear_loops': ('auto', 'sequential')}
+CONSTRUCTS = ('cond', 'scan', 'while_loop', 'custom_rule', 'shard_map')
 
 
 @dataclass(frozen=True)
@@ -29,15 +22,13 @@ class Policy:
       that reads a hidden state is none: the rules leave that out by their nature.
     - ``unroll``: loops up to this length are unrolled; longer ones have one trace for all
       iterations.
-    - ``cond``: ``'select'`` evaluates every branch and selects; no gradient meets the values of a
-      branch not taken.
-    - ``scan``: ``'follow'`` unrolls, or keeps the loop.
-    - ``while_loop``: ``'forward'`` replaces a loop that works position by position by its forward
-      derivative.
+    - ``refuse``: the constructs, a tuple, that are a :class:`braintrace.errors.NotSupportedError`
+      which names their place. Elsewhere of a ``'cond'`` every branch is evaluated, and no gradient
+      meets the values of one not taken; a ``'scan'`` is unrolled or stays a loop; a
+      ``'while_loop'`` that works position by position is replaced by its forward derivative; an op
+      inside ``custom_jvp`` or ``custom_vjp`` (``'custom_rule'``) has the same-step gradient of the
+      user's rule; the body of a ``'shard_map'`` is mapped over the axes of the mesh.
     - ``checkpoint``: ``'keep'`` recomputes in the backward pass, ``'inline'`` stores instead.
-    - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
-      gradient by the user's rule.
-    - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
     - ``linear_loops``: how states with ``h' = A h + b`` at each position, ``A`` and ``b`` made of
       no state of theirs, run over time, and signals in the same way back. ``'auto'``: lowered for a
       GPU or a TPU in a ``jax.lax.associative_scan``, at most three states that read each other.
@@ -53,25 +44,18 @@ class Policy:
     - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show
       it. A reset of single lanes puts back only states of which it is known which axis that is.
 
-    ``'refuse'`` makes a construct a :class:`braintrace.errors.NotSupportedError` that names its
-    place.
-
     >>> import braintrace
     >>> braintrace.Policy(unroll=0)
     Policy(unroll=0)
-    >>> braintrace.Policy(cond='ignore')
+    >>> braintrace.Policy(checkpoint='ignore')
     Traceback (most recent call last):
-    braintrace.errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
+    braintrace.errors.OptionError: checkpoint is 'ignore'; choose one of ('keep', 'inline').
     """
 
     strict: bool = False
     unroll: int = 8
-    cond: Literal['select', 'refuse'] = 'select'
-    scan: Literal['follow', 'refuse'] = 'follow'
-    while_loop: Literal['forward', 'refuse'] = 'forward'
+    refuse: tuple[str, ...] = ()
     checkpoint: Literal['keep', 'inline'] = 'keep'
-    custom_rule: Literal['opaque', 'refuse'] = 'opaque'
-    shard_map: Literal['vmap', 'refuse'] = 'vmap'
     linear_loops: Literal['auto', 'sequential'] = 'auto'
     mark: str | Callable | None = None
     batched: tuple[str, ...] = ()
@@ -81,6 +65,8 @@ class Policy:
             value, choices = getattr(self, field.name), CHOICES.get(field.name)
             if choices and value not in choices:
                 raise OptionError(f'{field.name} is {value!r}; choose one of {choices}.')
+        if not isinstance(self.refuse, tuple) or not {*self.refuse} <= {*CONSTRUCTS}:
+            raise OptionError(f'refuse is {self.refuse!r}; give a tuple of some of {CONSTRUCTS}.')
         if not isinstance(self.strict, bool):
             raise OptionError(f'strict is {self.strict!r}; give True or False.')
         if (

@@ -494,7 +494,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         mask=None,
         reset=None,
         window: int | Literal['auto'] | None = 'auto',
-        memory_budget: int | None = None,
         keep_trace: bool = True,
         inside: Literal['trace', 'exact'] = 'trace',
         weights: dict | None = None,
@@ -522,8 +521,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         window : 'auto', int or None
             How many steps are computed together, None for all; every window gives the same
             numbers, but for ``inside='exact'``.
-        memory_budget : int, optional
-            A bound in bytes for what ``'auto'`` chooses.
         keep_trace : bool
             True lets a later call continue the stream, False leaves a zero trace.
         inside : 'trace' or 'exact'
@@ -576,7 +573,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             progress=progress,
             has_aux=has_aux,
             window=window,
-            memory_budget=memory_budget,
             keep_trace=keep_trace,
         )
         bound = self._compiled()

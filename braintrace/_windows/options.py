@@ -345,10 +345,8 @@ def check_flags(
     return flags
 
 
-def check_window(window, budget: int | None) -> None:
-    """Refuse a window that is no size, and a budget that is no number of bytes."""
-    if budget is not None and not _is_count(budget):
-        raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
+def check_window(window) -> None:
+    """Refuse a window that is no size."""
     named = window is None or (isinstance(window, str) and window == 'auto')
     if not named and not _is_count(window):
         raise OptionError(

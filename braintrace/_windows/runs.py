@@ -267,12 +267,10 @@ def choose_window(options: CallOptions, length: int, trace_bytes: int, per_step:
     is little, else as many steps as the trace has bytes, since each window moves the trace.
     """
     if options.window == 'auto':
-        budget = options.memory_budget
-        if budget is None:
-            # a trace that is dropped is written only if there are several windows, by one product
-            # more: dearer than to map a few times its bytes
-            whole = WHOLE if options.keep_trace else WHOLE + 2 * trace_bytes
-            budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
+        # a trace that is dropped is written only if there are several windows, by one product
+        # more: more expensive than to map a few times its bytes
+        whole = WHOLE if options.keep_trace else WHOLE + 2 * trace_bytes
+        budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
 
@@ -327,7 +325,6 @@ class CallOptions(NamedTuple):
     has_aux: bool = False
     exact: bool = False
     window: Any = 'auto'
-    memory_budget: int | None = None
     keep_trace: bool = True
     optimizer: Any = None
     update_every: int = 1
@@ -345,7 +342,7 @@ class CallOptions(NamedTuple):
         check_choice('has_aux', options.has_aux, (True, False))
         check_choice('not_finite', options.not_finite, NOT_FINITE)
         check_progress(options.progress, options.observe is not None)
-        check_window(options.window, options.memory_budget)
+        check_window(options.window)
         exact = check_inside(inside, options.window if options.optimizer is None else None)
         if options.optimizer is not None:
             check_updates(options.update_every, options.write_every)

@@ -27,8 +27,8 @@ ARGUMENTS = {
     'fast_solve': Argument(MEMORY, any_value=True),
     'chunked_trace': Argument(MEMORY, any_value=True),
     'control_flow': Argument(
-        'Give `policy=braintrace.Policy(...)`: `cond`, `scan`, `unroll` and `while_loop` say what '
-        'becomes of control flow.',
+        'Give `policy=braintrace.Policy(...)`: `refuse` and `unroll` say what becomes of control '
+        'flow.',
         (None,),
     ),
     'config': Argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -416,7 +416,6 @@ class OnlineLearner:
         loss_fn: Callable,
         window: int | Literal['auto'] | None = 'auto',
         reduction: Literal['mean', 'sum'] = 'mean',
-        memory_budget: int | None = None,
         progress: bool | Callable = False,
         keep_trace: bool = True,
         inside: Literal['trace', 'exact'] = 'trace',
@@ -440,8 +439,6 @@ class OnlineLearner:
             numbers, but for ``inside='exact'``.
         reduction : 'mean' or 'sum'
             ``'mean'`` divides by the sum of the mask.
-        memory_budget : int, optional
-            A bound in bytes for what ``'auto'`` chooses.
         progress : bool or function
             True shows a line on stderr (not under ``vmap``). ``progress(step, losses)`` is called
             on the host with the number of steps so far and the losses since the last call, up to
@@ -486,7 +483,6 @@ class OnlineLearner:
             reduction=reduction,
             progress=progress,
             window=window,
-            memory_budget=memory_budget,
             keep_trace=keep_trace,
         )
         return SequenceCalls(self, loss_fn, options).gradient()
@@ -686,7 +682,6 @@ def online(
     *,
     trainable: Callable = _always,
     hidden: Callable = no_key,
-    strict: bool = False,
     policy: Policy = DEFAULT,
     mark: str | Callable | None = None,
 ) -> OnlineLearner:
@@ -706,10 +701,8 @@ def online(
         ``(path, leaf) -> bool``: which leaves of the carry are traced, where their dtype is
         inexact, and put back by a reset. By default all but PRNG keys, and counters that are folded
         into them.
-    strict : bool
-        Makes the policy strict: every lost path is an error.
     policy : Policy
-        What to do with control flow (:class:`braintrace.Policy`).
+        What to do with control flow and lost paths (:class:`braintrace.Policy`).
     mark : 'auto', function or None
         Sets the policy's ``mark``: ``'auto'`` for a cell that applies no braintrace op.
 
@@ -742,5 +735,4 @@ def online(
         )
     if not isinstance(policy, Policy):
         raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
-    policy = replace(policy, strict=True) if strict else policy
     return OnlineLearner(cell, rule, trainable, hidden, policy.marking(mark))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import adapters, functional, rules, verify
+from braintrace import Policy, adapters, functional, rules, verify
 from braintrace.adapters._nir_graph import ARRAYS, KNOWN, NEURONS
 from braintrace.errors import BraintraceWarning, OptionError, StructureError, UntracedParameterError
 from tests.adapters.nir_reference import DT, Drawn, flattened, simulated
@@ -89,7 +89,7 @@ def loss(z, y):
 
 def gradients(cell, params, carry, xs):
     """Those of D_RTRL and of backpropagation through time; nothing may be warned of."""
-    learner = functional.online(cell, rules.d_rtrl(), strict=True)
+    learner = functional.online(cell, rules.d_rtrl(), policy=Policy(strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter('error', BraintraceWarning)
         state = learner.init(params, carry, xs[0])
@@ -276,7 +276,7 @@ def test_a_delay_that_a_trace_does_not_follow_is_told_of():
     nodes = {'w': affine(3, 4), 'd': nir.Delay(full(70 * DT, 3)), 'n': lif(3)}
     cell, params, carry = adapters.from_nir(graph_of([4], [3], ways, **nodes), dt=DT, reset='zero')
     with pytest.raises(UntracedParameterError, match='w/weight'):
-        functional.online(cell, strict=True).init(params, carry, jnp.ones(4))
+        functional.online(cell, policy=Policy(strict=True)).init(params, carry, jnp.ones(4))
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class WeightsThatAreNoParameters(Leaky):
         return self.h.value
 
 
-@module(error=NOT_SUPPORTED, words=('scan', "scan='refuse'"), policy=Policy(scan='refuse'))
+@module(error=NOT_SUPPORTED, words=('scan', "refuses 'scan'"), policy=Policy(refuse=('scan',)))
 class ForLoop(Leaky):
     def update(self, x):
         def turn(_):

@@ -131,9 +131,9 @@ def by_policy(construct: str, option: str, *words: str, **options):
     return refused(
         NOT_SUPPORTED,
         construct,
-        f"{option}='refuse'",
+        f"refuses '{option}'",
         *words,
-        policy=Policy(**{option: 'refuse'}),
+        policy=Policy(refuse=(option,)),
         **options,
     )
 
@@ -220,8 +220,8 @@ def scan_in_jit_in_checkpoint(p, h, x):
 
 refused(
     NOT_SUPPORTED,
-    "while | between an input | while_loop='refuse'",
-    policy=Policy(while_loop='refuse'),
+    "while | between an input | refuses 'while_loop'",
+    policy=Policy(refuse=('while_loop',)),
     name='while_over_an_input',
     fails={'record': 'says that it "holds an ETP op or lies between hidden states"; neither is so'},
 )(

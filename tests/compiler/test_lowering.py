@@ -110,7 +110,7 @@ def test_control_flow_off_the_path_is_left_as_it_is():
         h = 0.5 * h + mm(x, p['w'])
         return jax.lax.cond(h.sum() > 0, jnp.sin, jnp.cos, h), h
 
-    learner, _ = compiled(cell, scan='refuse', cond='refuse')
+    learner, _ = compiled(cell, refuse=('scan', 'cond'))
     assert {'scan', 'cond'} <= set(names(learner))
 
 
@@ -157,7 +157,7 @@ def test_a_strict_policy_accepts_recurrence_through_an_op():
         h = jnp.tanh(mm(jnp.concatenate([x, h], -1), jnp.concatenate([p['w'], p['w']])))
         return h, h
 
-    learner = functional.online(cell, rules.d_rtrl(), strict=True)
+    learner = functional.online(cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True))
     assert learner.init({'w': W['w']}, H, X[0]).t.shape == (B,)
 
 

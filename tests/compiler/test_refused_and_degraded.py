@@ -29,8 +29,8 @@ QUICK = {
     'slice_of_a_state_into_a_smaller_one',
 }
 LOOSE = [
-    Policy(while_loop='refuse'),
-    Policy(scan='refuse', cond='refuse'),
+    Policy(refuse=('while_loop',)),
+    Policy(refuse=('scan', 'cond')),
     Policy(unroll=0, checkpoint='inline'),
     Policy(strict=True),
 ]

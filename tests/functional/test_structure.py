@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from braintrace import functional
+from braintrace import Policy, functional
 from braintrace.errors import NotCompiledError, OptionError, StructureError
 from tests.compare import assert_close
 from tests.precision import float64 as float64
@@ -211,7 +211,7 @@ def test_a_learner_is_a_static_argument_of_jit():
 
 
 def test_what_a_learner_shows_of_itself():
-    learner = functional.online(cell, ES, trainable=chosen, strict=True)
+    learner = functional.online(cell, ES, trainable=chosen, policy=Policy(strict=True))
     shown = repr(learner)
     assert shown.startswith('OnlineLearner(cell (')
     for words in ('not compiled', 'plain.py:', 'Policy(strict=True)'):

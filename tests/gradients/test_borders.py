@@ -98,7 +98,7 @@ def test_a_new_state_that_no_op_makes_of_its_parameter_is_told(cell, history, ki
     assert found['b'] == history
     assert kinds == {(kind, 'b')}
     with pytest.raises(UntracedParameterError, match=r'\bb (has a trace|is not_etp_op)'):
-        functional.online(cell, D_RTRL, strict=True).init(P, carry, XS[0])
+        functional.online(cell, D_RTRL, policy=braintrace.Policy(strict=True)).init(P, carry, XS[0])
 
 
 def delay(p, c, x):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import functional, nn, rules
+from braintrace import Policy, functional, nn, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests import oracles
 from tests.compare import assert_close, assert_moves, errors
@@ -249,7 +249,9 @@ def test_a_clip_is_named_wherever_it_stands_and_strict_refuses_it(place, rule):
     assert any('linear' in left.text for left in rows['w'].left_out)
     assert [d.kind for d in learner.graph.diagnostics if d.level == 'warning'] == ['nonlinear-rule']
     with pytest.raises(UntracedParameterError, match='not known to be linear'):
-        functional.online(place(clip), rule, mark='auto', strict=True).init(P, H, XS[0])
+        functional.online(place(clip), rule, mark='auto', policy=Policy(strict=True)).init(
+            P, H, XS[0]
+        )
 
 
 def test_a_clip_in_the_recurrence_is_what_a_trace_cannot_hold():

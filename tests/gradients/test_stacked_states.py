@@ -479,7 +479,7 @@ def test_states_that_are_not_taken_apart_are_named_with_their_place(cell, rows, 
     (note,) = (d for d in learner.report.diagnostics if d.kind == 'stacked-state')
     assert note.path == 'h' and place in note.location and 'of its own' in note.message
     with pytest.raises(UntracedParameterError, match='h holds several states'):
-        functional.online(step, RULES['D_RTRL'], strict=True).init(*start)
+        functional.online(step, RULES['D_RTRL'], policy=braintrace.Policy(strict=True)).init(*start)
 
 
 def test_a_state_that_is_put_together_for_no_reader_is_one_state():

@@ -163,8 +163,6 @@ XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
         ((XS, YS), {'window': True}, ['window is True']),
         ((XS, YS), {'window': 2.5}, ['window is 2.5']),
         ((XS, YS), {'window': 'all'}, ["window is 'all'"]),
-        ((XS, YS), {'memory_budget': 0}, ['memory_budget is 0']),
-        ((XS, YS), {'memory_budget': 'x', 'window': 2}, ["memory_budget is 'x'"]),
         ((XS, YS), {'keep_trace': 'keep'}, ["keep_trace is 'keep'", 'False']),
         ((XS, YS), {'reduction': 'max'}, ["reduction is 'max'"]),
         ((XS, YS), {'has_aux': 2}, ['has_aux is 2']),

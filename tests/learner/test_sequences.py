@@ -35,7 +35,6 @@ CALLS = {
     'one step': {'window': 1, 'mask': MASK, 'reset': jnp.arange(STEPS) == 4},
     'all steps': {'window': None, 'mask': MASK, 'reduction': 'sum'},
     'dropped': {'window': 2, 'keep_trace': False},
-    'little memory': {'memory_budget': 1, 'reset': FLAGS},
     'exact': {'window': 2, 'inside': 'exact', 'mask': jnp.zeros(STEPS)},
 }
 

@@ -406,7 +406,7 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
         if _jax.while_parts(eqn.origin) is not None:
             reads = any(behind[v] and is_inexact(avals[v]) for v in eqn.ins)
             if to and reads and any(is_inexact(avals[o]) for o in eqn.outs):
-                if policy.while_loop == 'refuse':
+                if does.option in policy.refuse:
                     _refuse(eqn, 'needs a derivative')
                 # it is lowered with the operands that depend on a state or a parameter
                 learned = frozenset(k for k, v in enumerate(eqn.ins) if behind[v] & LEARNED)
@@ -420,7 +420,7 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
         if to & STATE and inside or opens:
             # a rule of the user's own is kept as it is, so only an op inside it is in question
             asked = does.decision or eqn.holds_op()
-            if asked and getattr(policy, does.option) == 'refuse':
+            if asked and does.option in policy.refuse:
                 _refuse(eqn, 'holds an ETP op or lies between hidden states')
             short = scan is not None and scan.length <= max(policy.unroll, 1)
             if decision := 'unroll' if short else does.decision:
@@ -431,6 +431,6 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
 def _refuse(eqn: Equation, what: str) -> None:
     option = eqn.does.option
     raise NotSupportedError(
-        f"{eqn.where}: {eqn.primitive.name} {what}, and the policy says {option}='refuse'. "
+        f'{eqn.where}: {eqn.primitive.name} {what}, and the policy refuses {option!r}. '
         f'Write {eqn.does.instead} instead, or compile with another policy.'
     )
