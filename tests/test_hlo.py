@@ -11,6 +11,7 @@ import pytest
 
 import braintrace
 from tests import xla
+from tests.late import LATE
 
 B, N, I, T = 16, 96, 40, 12
 WEIGHT, TRACE = f'{I + N},{N}', f'{B},{I + N},{N}'
@@ -53,11 +54,11 @@ def optimised(fn, *args):
 
 
 @functools.cache
-def train(write_every, **of_learner):
+def train(**of_learner):
     (learner, state), optimizer = learner_of(**of_learner), optax.sgd(0.1)
 
     def run(state, params, opt_state, xs, ys):
-        update = learner.sequence_update(loss, optimizer, write_every=write_every)
+        update = learner.sequence_update(loss, optimizer)
         return update(params, opt_state, state, xs, ys)
 
     return optimised(run, state, PARAMS, optimizer.init(PARAMS), XS, YS)
@@ -75,9 +76,9 @@ def gradient(window, keep_trace=True, **of_learner):
 
 
 @functools.cache
-def own_loop(write_every):
+def own_loop():
     """A gradient and an update after each single step, as a user's own scan."""
-    learner, state = learner_of(rule=braintrace.rules.d_rtrl(write_every=write_every))
+    learner, state = learner_of(rule=LATE)
 
     def run(state, params, xs, ys):
         def step(kept, at):
@@ -123,11 +124,11 @@ def synapse(params, states, x):
 )
 def test_a_trace_of_two_states_is_never_copied(cell, what):
     """Not where steps that are pending between single steps are written first, either."""
-    two = {'cell': cell, 'rule': braintrace.rules.d_rtrl(write_every=2), 'states': 2}
+    two = {'cell': cell, 'rule': LATE, 'states': 2}
     made = [
         opcode
         for _, result, opcode in instructions(
-            train(1, **two) if what == 'updates' else gradient(None, **two)
+            train(**two) if what == 'updates' else gradient(None, **two)
         )
         if result.startswith(f'f32[{TRACE}]') and opcode not in ('get-tuple-element', 'parameter')
     ]
@@ -159,8 +160,8 @@ def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_
 
 
 def test_pending_steps_hold_no_zeros_that_the_structure_gives():
-    _, state = learner_of(synapse, braintrace.rules.d_rtrl(write_every=2), 2)
-    (rows,) = state.trace['(pending)'].p.values()
+    _, state = learner_of(synapse, LATE, 2)
+    (rows,) = state.trace['(pending)'].factors.d.values()
     assert [[x is not None for x in row] for row in rows] == [[True, False], [True, True]]
 
 
@@ -313,7 +314,7 @@ def of_the_traces_size(compiled):
 @pytest.mark.slow
 def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
     """Also where single steps were pending beside it: what goes in comes out."""
-    compiled = dropped_window(braintrace.rules.d_rtrl(write_every=4))
+    compiled = dropped_window(LATE)
     assert of_the_traces_size(compiled) <= {'parameter', 'get-tuple-element'}
     assert 'fusion' in of_the_traces_size(gradient(None))
 

@@ -15,7 +15,7 @@ from .._jax import closed_jaxpr
 from .equations import is_inexact
 from .kinds import Kind, kind_of
 from .policy import Policy
-from .program.dataflow import Groups, over_steps, union
+from .program.dataflow import Groups, bits, forward, members, over_steps, union
 from .program.program import Program
 
 
@@ -208,7 +208,9 @@ class Relation:
     """One op and the hidden groups that its y reaches along position-wise paths within the step.
 
     - ``op``: the application of the op; ``paths``: of each trainable the parameters behind it
-    - ``groups``: the hidden groups; ``coordinates``: where the entries of a trace sit in each
+    - ``groups``: the hidden groups; ``coordinates``: where the entries of a trace sit in each;
+      ``feeds``: of each whether y reaches each of its new states within the step; ``traced``: of
+      which of its states a rule keeps entries. Empty: all
     - ``only_through_groups``: every path from y leads through new states of these groups, so
       ``dL/dy = sum_s L_s D_f,s``
 
@@ -224,6 +226,8 @@ class Relation:
     coordinates: tuple[Coordinates, ...]
     paths: dict[str, tuple[str, ...]]
     only_through_groups: bool
+    feeds: tuple[tuple[bool, ...], ...] = ()
+    traced: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def key(self) -> str:
@@ -401,29 +405,50 @@ class ETraceGraph:
         return frozenset(c for c, axis in self.batch_axes.items() if axis == 0)
 
     @cached_property
-    def pairs(
-        self,
-    ) -> tuple[tuple[Relation, HiddenGroup, Coordinates, bool, np.ndarray | None], ...]:
-        """Each relation with each of its groups: where the entries of their trace sit, whether
-        axis 0 of these is the batch, and the sample whose state each is for (see
-        :meth:`Coordinates.along`; None: not known).
+    def pairs(self) -> tuple[tuple, ...]:
+        """Each relation with each of its groups: where the entries of their trace sit, of which
+        states of the group they are kept, whether axis 0 of them is the batch, and the sample whose
+        state each is for (see :meth:`Coordinates.along`; None: not known).
         """
 
-        def pair(relation: Relation, group: HiddenGroup, coords: Coordinates) -> tuple:
-            axis = self.batch_axis(group)
+        def pair(relation: Relation, k: int) -> tuple:
+            group, coords = relation.groups[k], relation.coordinates[k]
+            states = relation.traced[k] if relation.traced else range(group.num_state)
+            found, axis = (relation, group, coords, tuple(states)), self.batch_axis(group)
             if axis is None:
-                return relation, group, coords, False, None
+                return *found, False, None
             # an entry has the batch of the op in front, or that of a weight which is y itself, or
             # axes that are added there; what a wide trace keeps stands in its own lane
             front = relation.primitive.batched or relation.op.is_its_weight
             front = front or (coords.added > 0 and coords.axis == 0) or group.kept is not None
-            return relation, group, coords, front and coords.leads(axis), coords.along(axis)
+            return *found, front and coords.leads(axis), coords.along(axis)
 
+        relations = self.hidden_param_op_relations
         return tuple(
-            pair(relation, group, coords)
-            for relation in self.hidden_param_op_relations
-            for group, coords in zip(relation.groups, relation.coordinates, strict=True)
+            pair(relation, k) for relation in relations for k in range(len(relation.groups))
         )
+
+    @cached_property
+    def read_later(self) -> frozenset[int]:
+        """The old hidden states, by position in the carry, that a result of the step reads along
+        paths that are not cut.
+        """
+        program, derived = self.program, set(self.derived.states)
+        group_of = {c: g for g in self.hidden_groups for c in g.carried}
+        # one that is made of others is read as these
+        start = {
+            program.carry[c]: bits(group_of[c].states if c in derived else [c]) for c in group_of
+        }
+        of_groups = [bits(group.states) for group in self.hidden_groups]
+
+        def kept(i: int, found: int) -> int:
+            cut = union(of_groups, members(self.recurrent.get(i, 0)))
+            return 0 if i in program.blocks else found & ~cut
+
+        facts = forward(program, start, kept)
+        results = (*program.outputs, *program.new_carry)
+        found = union(facts, (v for v in results if is_inexact(program.avals[v])))
+        return frozenset(members(found))
 
     @cached_property
     def op_at(self) -> dict[int, OpUse]:

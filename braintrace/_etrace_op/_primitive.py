@@ -131,10 +131,11 @@ class ETPPrimitive(Primitive):
     update of D_RTRL's trace by a single step; D is ``(*y, S, S)``, D_f ``(*y, S)``, and each array
     of the trace, a dict by trainable, has the states in its last axis.
     ``trace_reader[platform] = fn(onto, signal, trace, alive, **params)`` adds ``< signal , e >`` to
-    gradients, and ``trace_writer[platform] = fn(flag, changes, trace, alive, **params)`` writes
-    pending steps where the flag is set. Signals and traces have a value for each state; lanes
-    without the flag ``alive`` count as zero. Both return a dict of the trainables for which they do
-    better than the default. Setting any of these clears JAX's caches.
+    gradients, and ``trace_writer[platform] = fn(p, blocks, trace, alive, **params)`` writes steps:
+    ``p e`` and the sums of ``x_k (x) q_k`` over blocks ``(x, q)`` of rows. Signals and traces have
+    a value for each state; lanes without the flag ``alive`` count as zero. Both return a dict of
+    the trainables for which they do better than the default. Setting any of these clears JAX's
+    caches.
 
     Parameters
     ----------

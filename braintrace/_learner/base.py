@@ -589,7 +589,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         optimizer: Optimizer,
         opt_state=None,
         update_every: int = 1,
-        write_every: int | None = None,
         mask=None,
         reset=None,
         weights: dict | None = None,
@@ -614,10 +613,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             Each update uses the ``reduction`` of its own steps' gradients, their mask and their
             penalties (:class:`braintrace.Penalised`); steps left at the end get an update of their
             own. The optimiser runs also where a mask is zero.
-        write_every : int, optional
-            Number of steps between two writes of the trace, in which steps are kept as they are;
-            the numbers are the same. By default chosen from the shapes; at most 8 updates share
-            one.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of an update.
 
@@ -654,7 +649,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             has_aux=has_aux,
             optimizer=optimizer,
             update_every=update_every,
-            write_every=write_every,
         )
         bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights, opt_state)

@@ -120,7 +120,7 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
     :class:`braintrace.Policy`, says what to do with control flow and how strict to be; ``mark``
     sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype``,
-    ``write_every``, ``credit`` and ``scope`` go to :func:`braintrace.rules.d_rtrl`.
+    ``credit`` and ``scope`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -139,7 +139,6 @@ class D_RTRL(ETraceLearner):  # noqa: N801
             self,
             model: brainstate.nn.Module,
             trace_dtype: Any = None,
-            write_every: int | None = None,
             credit: Literal['cut', 'whole'] = 'cut',
             scope: Literal['position', 'own'] = 'position',
             *,

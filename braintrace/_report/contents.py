@@ -183,8 +183,10 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
         if pair.lane is not None and pair.lane.size == graph.lanes:
             behind = [k for k, size in enumerate(pair.lane.shape) if k and size == graph.lanes]
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
-            # an array, or a tuple of one for each state
-            first, *_ = jax.tree.leaves(arrays)
+            # an array, or a tuple of one for each state of which there are entries
+            first, *_ = jax.tree.leaves(arrays) or (None,)
+            if first is None:
+                continue
             shape = (*first.shape, len(arrays)) if isinstance(arrays, tuple) else first.shape
             size = math.prod(shape) * first.dtype.itemsize
             # behind the axes of loops stands the batch, if the trace has lanes

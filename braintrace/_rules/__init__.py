@@ -13,7 +13,7 @@ from .contraction import (
     same_step,
     without_x,
 )
-from .d_rtrl import DRTRL
+from .d_rtrl import DRTRL, NEWEST, Unwritten
 from .entries import OpTrace
 from .es_d_rtrl import ESDRTRL, alive, apart, at_entries, empty_factors, joined
 from .feedback import VIEWS, Feedback, View, counting, uncounted
@@ -32,18 +32,17 @@ from .layout import (
     pairs,
     read,
     to_y,
+    tree_bytes,
     where_lanes,
 )
-from .pending import Pending, reset_later
+from .pending import reset_later
 from .rule import (
-    MOST_PENDING,
     Network,
     OpGradients,
     Rule,
     Trace,
     Window,
     Windowed,
-    WritesAtOnce,
 )
 from .shared import numbers_of, shared_pairs
 from .stepwise import NoHistory, StepRule, Stepwise

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import Coordinates, OpUse, abstract, depends, is_complex
-from .._executor import Transition, Vector, add, apply, compose, dense, dot, is_read
+from .._executor import Transition, Vector, add, apply, dense, dot, is_read
 from ..errors import RuleContractError
 from .contraction import by_group, contracted, finite, in_parts, in_wide, like_avals, outside_loops
 from .layout import (
@@ -44,6 +44,9 @@ FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the ent
 SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
 
 
+Block = tuple[jax.Array | None, Vector]  # rows of x and of q
+
+
 class Change(NamedTuple):
     """The change of one entry; factors are at its relation's coordinates.
 
@@ -51,20 +54,32 @@ class Change(NamedTuple):
     """
 
     p: Transition
-    x: jax.Array | None
-    q: Vector
+    blocks: tuple[Block, ...]
+
+    def part(self, wanted: Sequence[bool]) -> Change:
+        """The change of the wanted states alone."""
+        p = chosen(self.p, wanted, (None,) * len(wanted))
+        return Change(p, tuple((x, chosen(q, wanted)) for x, q in self.blocks))
 
     @property
-    def rows(self) -> int:
-        """The number of steps in ``x`` and ``q``."""
-        return next((len(a) for a in self.q if a is not None), 0)
+    def few(self) -> Change:
+        """What is multiplied with an entry number by number: p, and blocks of few rows."""
+        return Change(
+            self.p, tuple((None, q) for x, q in self.blocks if rows_of((x, q)) <= FEW_ROWS)
+        )
 
-    def row(self, k: int) -> tuple:
-        """x and q of one step."""
-        return jax.tree.map(lambda a: a[k], (self.x, self.q))
+    def with_few(self, few: Change) -> Change:
+        """With another ``few`` in its place."""
+        others = iter(q for _, q in few.blocks)
+        return Change(
+            few.p,
+            tuple((x, next(others) if rows_of((x, q)) <= FEW_ROWS else q) for x, q in self.blocks),
+        )
 
 
-Changes = tuple[Change, ...]  # one after the other
+def rows_of(block: Block) -> int:
+    """The number of rows of a block."""
+    return next((len(a) for a in block[1] if a is not None), 0)
 
 
 class OpTrace:
@@ -322,99 +337,79 @@ class OpTrace:
     #
     # Steps that are written into a stored entry: in one pass over it, lane by lane, or by a kernel.
 
-    def renewed_if(
-        self,
-        flag: jax.Array | None,
-        entry: States,
-        alive: jax.Array,
-        changes: Changes,
-        t: jax.Array,
-    ) -> States:
-        """The stored entry after some changes at step count ``t``, by the op's own code on
-        platforms that have it. That one writes where the flag is set (None: always); then nothing
-        passes a branch, where XLA copies it.
+    def renewed(self, entry: States, alive: jax.Array, change: Change, t: jax.Array) -> States:
+        """The stored entry after a change at step count ``t``, by the op's own code on platforms
+        that have it.
         """
         own = is_plain(self.op, self.coords) and not self.by_position
         table = self.op.primitive.trace_writer if own else {}
-        always = flag is None
 
-        def default(flag, changes, entry, alive):
-            """In a loop of one turn or none: XLA copies what passes the branches of a ``cond``."""
-            if always:
-                return self.renewed(entry, alive, changes, t)
-
-            def turn(_, entry):
-                # the barrier keeps what is made of the changes inside the loop
-                entry, *others = jax.lax.optimization_barrier((entry, alive, changes))
-                return self.renewed(entry, *others, t)
-
-            return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
+        def default(change, entry, alive):
+            return self._renewed(entry, alive, change, t)
 
         def by(writer):
-            def run(flag, changes, entry, alive):
-                found = writer(flag, changes, entry, alive, **self.op.params)
-                if not found:
-                    return default(flag, changes, entry, alive)
-                # XLA leaves out what a branch makes in vain
-                new = lambda entry: self.renewed(entry, alive, changes, t)
-                return {**jax.lax.cond(flag, new, lambda entry: entry, entry), **found}
+            def run(change, entry, alive):
+                # XLA leaves out what is made in vain
+                found = writer(*change, entry, alive, **self.op.params)
+                return {**default(change, entry, alive), **found}
 
             return run
 
         writers = {platform: by(writer) for platform, writer in table.items()}
-        operands = jnp.ones((), bool) if always else flag, changes, entry, alive
-        return _jax.platform_dependent(*operands, default=default, **writers)
+        return _jax.platform_dependent(change, entry, alive, default=default, **writers)
 
-    def renewed(self, entry: States, alive: jax.Array, changes: Changes, t: jax.Array) -> States:
-        """The stored entry after some changes."""
+    def _renewed(self, entry: States, alive: jax.Array, change: Change, t: jax.Array) -> States:
         op, coords = self.op, self.coords
         chance = chances(t, alive.any() if self.by_position else alive)
-        rows = max(change.rows for change in changes)
-        if rows == 1 and len(changes) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
+        rows = [rows_of(block) for block in change.blocks]
+        if sum(rows) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
             # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
-            if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
-                return self._by_kernel(entry, alive, changes[0], chance)
+            (block,) = (block for block in change.blocks if rows_of(block))
+            if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(block[1])):
+                return self._by_kernel(entry, alive, change.p, block, chance)
 
         # what decides: the number of rows, whether states can be written one by one, how many old
         # states make a new one
-        few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
-        terms = max(sum(x is not None for x in row) for row in changes[0].p)
-
-        def multiplied_out(change: Change) -> Vector:
-            made = [self.instant(*change.row(k)) for k in range(change.rows)]
-            return functools.reduce(added, made) if made else (None,) * len(change.q)
-
-        def contracted(change: Change) -> Vector:
-            return self.accumulate(change.x, change.q)
+        few, order, sparse = max(rows) <= FEW_ROWS, _order(change.p), bool(op.primitive.structure)
+        terms = max(sum(x is not None for x in row) for row in change.p)
 
         def all_at_once(entry, order=None):
-            summed = multiplied_out if few and not sparse else contracted
-            return self._state_by_state(entry, alive, changes, summed, order, t, chance)
+            return self._state_by_state(entry, alive, change, order, t, chance)
 
         # one row for states that are made of several: XLA's code for it is slower than lane by lane
-        if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
+        if few and (sparse or (order is not None and (terms < 2 or sum(rows) > 1))):
             return all_at_once(entry, order)
         if self._is_by_sample and coords.shape and coords.shape[0]:
             lane = sum(e.nbytes for e in jax.tree.leaves(entry)) // coords.shape[0]
             if not few or lane > SMALL_LANE:
                 lane_by_lane = functools.partial(
-                    self._over_lanes, alive=alive, changes=changes, chance=chance
+                    self._over_lanes, alive=alive, change=change, chance=chance
                 )
                 return _jax.platform_dependent(entry, cpu=lane_by_lane, default=all_at_once)
         return all_at_once(entry)
 
-    def _changed(self, changes: Changes, entry: Vector, summed: Callable) -> Vector:
-        """The numbers of an entry after some changes; ``summed(change)`` is its sum over rows."""
-        for change in changes:
-            entry = added(self.carry(change.p, entry), summed(change))
-        return entry
+    def changed(self, change: Change, entry: States, alive: jax.Array) -> Vector:
+        """The numbers after a change, which may be those of other states."""
+        return self._changed(change, by_state(self._numbers(entry, alive)), self._summed)
+
+    def _changed(self, change: Change, entry: Vector, summed: Callable) -> Vector:
+        """The numbers of an entry after a change; ``summed(block)`` is its sum over rows."""
+        return functools.reduce(added, map(summed, change.blocks), self.carry(change.p, entry))
+
+    def _summed(self, block: Block) -> Vector:
+        """``sum_k x_k (x) q_k``, a few rows multiplied out in the pass that writes them."""
+        number = rows_of(block)
+        if self.op.primitive.structure or number > FEW_ROWS:
+            return self.accumulate(*block)
+        row = lambda k: jax.tree.map(lambda a: a[k], block)
+        made = [self.instant(*row(k)) for k in range(number)]
+        return functools.reduce(added, made) if made else (None,) * len(block[1])
 
     def _state_by_state(
         self,
         entry: States,
         alive: jax.Array,
-        changes: Changes,
-        summed: Callable,
+        change: Change,
         order: list[int] | None,
         t: jax.Array,
         chance: jax.Array,
@@ -424,36 +419,30 @@ class OpTrace:
         """
         numbers = by_state(self._numbers(entry, alive))
         if order is None or len(order) == 1:
-            return put_back(self._changed(changes, numbers, summed), entry, chance)
+            return put_back(self._changed(change, numbers, self._summed), entry, chance)
         made: list = [None] * len(order)
-        first, *others = changes
         for state in order:
-            # what makes this state alone: of earlier changes the states that later ones read
-            wanted, needed = [s == state for s in range(len(order))], []
-            for change in reversed((first, *others)):
-                p = chosen(change.p, wanted, (None,) * len(order))
-                needed.insert(0, Change(p, change.x, chosen(change.q, wanted)))
-                wanted = is_read(p)
-            made[state] = self._changed(tuple(needed), numbers, summed)[state]
+            own = change.part([s == state for s in range(len(order))])
+            made[state] = self._changed(own, numbers, self._summed)[state]
             if state != order[-1]:
-                first = first._replace(p=after(made[state], t, first.p))
+                change = change._replace(p=after(made[state], t, change.p))
         return put_back(tuple(made), entry, chance)
 
     def _over_lanes(
-        self, entry: States, alive: jax.Array, changes: Changes, chance: jax.Array
+        self, entry: States, alive: jax.Array, change: Change, chance: jax.Array
     ) -> States:
         """Each lane in turn: one product of matrices, written in place.
 
         Of several states a lane's old numbers are read one turn ahead: each new state is made of
         several old ones, so XLA would copy all of them to write one of them.
         """
-        lanes, needed = len(jax.tree.leaves(entry)[0]), is_read(changes[0].p)
+        lanes, needed = len(jax.tree.leaves(entry)[0]), is_read(change.p)
         ahead = len(needed) > 1
 
-        def summed(change: Change) -> Vector:
-            x = self._as_read(change.x)
+        def summed(block: Block) -> Vector:
+            x, q = self._as_read(block[0]), block[1]
             made = lambda d: contracted(self.op, x, d, self.weights)
-            return jax.tree.map(lambda e: e[None], self._each(made, change.q))
+            return jax.tree.map(lambda e: e[None], self._each(made, q))
 
         def lane(entry, b):
             return one_lane({n: chosen(es, needed) for n, es in entry.items()}, b)
@@ -461,10 +450,7 @@ class OpTrace:
         def write(b, carried):
             entry, old = carried
             old = self._numbers(old if ahead else lane(entry, b), one_lane(alive, b))
-            here = tuple(
-                Change(one_lane(change.p, b), *one_lane((change.x, change.q), b, 1))
-                for change in changes
-            )
+            here = Change(one_lane(change.p, b), one_lane(change.blocks, b, 1))
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
             made = self._changed(here, by_state(old), summed)
             own = functools.partial(put, allow_negative_indices=False)
@@ -474,11 +460,13 @@ class OpTrace:
         start = entry, lane(entry, 0) if ahead else None
         return jax.lax.fori_loop(0, lanes, write, start)[0]
 
-    def _by_kernel(self, entry: States, alive: jax.Array, change: Change, chance) -> States:
+    def _by_kernel(
+        self, entry: States, alive: jax.Array, p: Transition, block: Block, chance: jax.Array
+    ) -> States:
         """One step, written by a kernel, to which the states are a last axis, on platforms that
         have one.
         """
-        op, (x, q) = self.op, change.row(0)
+        op, (x, q) = self.op, jax.tree.map(lambda a: a[0], block)
 
         def default(p, q, x, weights, entry):
             moved = self.carry(p, by_state(self._numbers(entry, alive)))
@@ -507,7 +495,7 @@ class OpTrace:
             return run
 
         kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
-        operands = change.p, q, self._as_read(x), self.weights, entry
+        operands = p, q, self._as_read(x), self.weights, entry
         return _jax.platform_dependent(*operands, default=default, **kernels)
 
 
@@ -594,11 +582,10 @@ def sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
     )[0]
 
 
-def _order(changes: Changes) -> list[int] | None:
+def _order(reads: Transition) -> list[int] | None:
     """An order of the states in which each is read for the last time when it is written, if there
     is one.
     """
-    reads = functools.reduce(lambda p, change: compose(change.p, p), changes[1:], changes[0].p)
     left, order = list(range(len(reads))), []
     while left:
         free = [s for s in left if all(reads[r][s] is None for r in left if r != s)]

@@ -25,7 +25,7 @@ from .contraction import (
 )
 from .entries import OpTrace
 from .layout import Pair, by_op, by_pair, entry_dtype, pairs, to_y, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, WritesAtOnce
+from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
 
 # factored traces ----------------------------------------------------------------------------------
 #
@@ -105,7 +105,7 @@ def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
+class ESDRTRL(PositionWise, Windowed):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 
@@ -146,8 +146,8 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
     def init(self, graph):
         return by_pair(graph, partial(empty_factors, graph))
 
-    def update(self, network, carried, factors, t):
-        return joined(self._advanced(network, alive(network, apart(carried), t > 0), factors))
+    def update(self, network, trace, factors, t):
+        return joined(self._advanced(network, alive(network, apart(trace), t > 0), factors))
 
     def gradient(self, network, before, after, step):
         _, df, signals = step.steps.at(0)

@@ -126,6 +126,7 @@ class Pair(NamedTuple):
     relation: Relation
     group: HiddenGroup
     coords: Coordinates
+    states: tuple[int, ...]  # those of the group of which there are entries
     laned: bool  # axis 0 of the entries is the lanes
     lane: np.ndarray | None  # of each entry, with size 1 along axes that do not matter
 
@@ -137,6 +138,18 @@ class Pair(NamedTuple):
     def place(self) -> tuple[str, str]:
         """The keys of the relation and of the group."""
         return self.relation.key, self.group.name
+
+    @property
+    def feeds(self) -> tuple[bool, ...]:
+        """Whether y reaches each new state of the group within the step."""
+        feeds = self.relation.feeds
+        if not feeds:
+            return (True,) * self.group.num_state
+        return feeds[self.relation.groups.index(self.group)]
+
+    def vector(self, of_group: tuple) -> tuple:
+        """The part of a vector that stands for states of which there are entries."""
+        return tuple(of_group[s] for s in self.states)
 
     @property
     def kept(self) -> Kept:
@@ -296,6 +309,11 @@ def entry_dtype(graph: ETraceGraph, pair: Pair, dtype) -> jnp.dtype:
     behind = (avals[program.params[i]] for each in pair.op.parameters.values() for i in each)
     widths = (jnp.finfo(a.dtype).dtype for a in behind if jnp.issubdtype(a.dtype, jnp.inexact))
     return _jax.promoted(dtype, *states, *widths)
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all leaves."""
+    return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
 def stored_dtype(dtype) -> jnp.dtype:

@@ -1,8 +1,9 @@
-"""Steps that are not yet written into a trace: single ones, and those of a window."""
+"""Steps that are not yet written into a trace, and the reverse scan that makes them of a window."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _jax
-from .._compiler import ETraceGraph, HiddenGroup
+from .._compiler import ETraceGraph, HiddenGroup, OpUse
 from .._executor import (
     VARIES,
     Factors,
@@ -23,7 +24,6 @@ from .._executor import (
     dot,
     filled,
     identity,
-    is_read,
     over_time,
     pull,
 )
@@ -34,7 +34,6 @@ from .layout import (
     by_pair,
     chosen,
     is_laned,
-    not_finite,
     of_groups,
     of_pairs,
     of_rows,
@@ -44,9 +43,6 @@ from .layout import (
 from .rule import Window
 
 # pending steps ------------------------------------------------------------------------------------
-#
-# Steps that are not yet written into a trace, as rows of factors.
-
 
 SHORT = 8  # rows that are copied rather than contracted by themselves
 
@@ -59,247 +55,167 @@ def group_dtype(graph: ETraceGraph, group: HiddenGroup):
     return _jax.wide(_jax.promoted(*(avals[carry[c]].dtype for c in group.states)))
 
 
-class Segment(NamedTuple):
-    """Some steps, one after the other, as one change of the trace:
-
-        e <- p e + sum over rows k of x_k (x) q_k
-
-    ``p`` (group -> transition): the decay of the trace before them; ``q`` (relation -> group ->
-    vector): ``dh/dy_k`` of the h after them.
-    """
-
-    p: dict[str, Transition]
-    x: dict[str, jax.Array]
-    q: dict[str, dict[str, Vector]]
-
-    def number(self, pair: Pair) -> int:
-        """The number of rows of a pair."""
-        rows = self.x.get(pair.relation.key), pair.of(self.q)
-        return next((len(a) for a in jax.tree.leaves(rows)), 0)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether its rows are few enough to be copied."""
-        return all(len(a) <= SHORT for a in jax.tree.leaves((self.x, self.q)))
-
-    def without(self, graph: ETraceGraph, dead: jax.Array) -> Segment:
-        """The steps without the lanes that are reset."""
-        ops, kept = {r.key: r.op for r in graph.hidden_param_op_relations}, ~dead
-        x = {key: of_rows(graph, ops[key], kept[None], rows) for key, rows in self.x.items()}
-        q = of_pairs(graph, kept, self.q, rows=True)
-        return Segment(of_groups(graph, kept, self.p), x, q)
-
-    def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> dict[str, jax.Array]:
-        """``delta_k = lam . q_k``: a signal at the states after them, sent to each row's y; an op
-        that gets none is left out.
-        """
-
-        def one(pair: Pair):
-            delta = dot(pair.gathered(lam, rows=True), pair.of(self.q))
-            return None if delta is None else jax.vmap(lambda d: to_y(pair, d))(delta)
-
-        return by_op(pairs(graph), one)
-
-    def read_by(self, graph: ETraceGraph, later: Segment) -> Segment:
-        """The change of the states that a later one reads; the others are left out."""
-        read = {g: is_read(p) for g, p in later.p.items()}
-        p = {g: chosen(rows, read[g], (None,) * len(rows)) for g, rows in self.p.items()}
-        q = by_pair(graph, lambda pair: chosen(pair.of(self.q), read[pair.group.name]))
-        return Segment(p, self.x, q)
-
-    def then(self, graph: ETraceGraph, later: Segment) -> Segment:
-        """These steps and later ones as one change: ``p <- p_later p``, ``q_k <- p_later q_k``,
-        then the later rows.
-        """
-
-        def one(pair: Pair) -> Vector:
-            moved = apply(pair.gathered(later.p, rows=True), pair.of(self.q))
-            rows = zip(moved, pair.of(later.q), strict=True)
-            numbers = self.number(pair), later.number(pair)
-            return tuple(_joined(a, b, *numbers) for a, b in rows)
-
-        p = {g: compose(move, self.p[g]) for g, move in later.p.items()}
-        x = {key: jnp.concatenate([self.x[key], x]) for key, x in later.x.items()}
-        return Segment(p, x, by_pair(graph, one))
-
-
 class Pending(NamedTuple):
-    """Steps since the trace was written: changes in the order of time, of a stored trace in which
-    the lanes ``alive`` count.
+    """Some steps as one change of a stored trace, of which the lanes ``alive`` count:
 
-    The newest step is a change of its own where no new state reads some state (the h of an LSTM):
-    that state needs no rows of older steps then, since the newest makes its entry of the others'.
-    """
+        e = p e_stored + sum over rows k of x_k (x) q_k
 
-    alive: jax.Array
-    segments: tuple[Segment, ...]
-
-    def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
-        """The steps without the lanes that are reset."""
-        return Pending(self.alive & ~dead, tuple(s.without(graph, dead) for s in self.segments))
-
-    def spoiled(self, graph: ETraceGraph) -> list[jax.Array]:
-        """Of each array the lanes in which a number is not finite."""
-        found = []
-        for segment in self.segments:
-            for group in graph.hidden_groups:
-                axis = graph.batch_axis(group)
-                found += [not_finite(a, axis) for a in jax.tree.leaves(segment.p[group.name])]
-            for r in graph.hidden_param_op_relations:
-                if r.key in segment.x:
-                    axis = 1 + len(r.op.repeats) if is_laned(graph, r.op) else None
-                    found.append(not_finite(segment.x[r.key], axis))
-            for pair in pairs(graph):
-                axis = 1 + len(pair.op.repeats) if pair.laned else None
-                found += [not_finite(a, axis) for a in jax.tree.leaves(pair.of(segment.q))]
-        return found
-
-    def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> tuple[list, dict[str, Vector]]:
-        """A signal at the present states: for each segment x and the signal at each row's y, and
-        the signal at the stored trace.
-        """
-        found = []
-        for segment in reversed(self.segments):
-            delta = segment.credit(graph, lam)
-            found.append(({key: x for key, x in segment.x.items() if key in delta}, delta))
-            lam = {g: pull(s, segment.p[g]) for g, s in lam.items()}
-        return found[::-1], lam
-
-    def joined_to(self, graph: ETraceGraph, later: Pending) -> Pending:
-        """These steps and later ones; few rows become one change."""
-        *older, newest = *self.segments, *later.segments
-        # from the newest back, each change keeps the states that the one after it reads
-        after, body = newest, []
-        for segment in reversed(older):
-            after = segment.read_by(graph, after)
-            body.insert(0, after)
-        if all(all(is_read(p)) for p in newest.p.values()):
-            body.append(newest)
-        segments = body[:1]
-        for segment in body[1:]:
-            if segments[-1].is_short and segment.is_short:
-                segments[-1] = segments[-1].then(graph, segment)
-            else:
-                segments.append(segment)
-        if not body or body[-1] is not newest:
-            segments.append(newest)
-        return Pending(self.alive, tuple(segments))
-
-    def change(self, pair: Pair) -> tuple[Change, ...]:
-        """The changes of one entry by these steps."""
-        return tuple(
-            Change(pair.gathered(s.p), s.x.get(pair.relation.key), pair.of(s.q))
-            for s in self.segments
-        )
-
-
-def _joined(a: jax.Array | None, b: jax.Array | None, first: int, second: int):
-    """Rows ``a``, then rows ``b``; None is ``first`` or ``second`` rows of zeros."""
-    if a is None:
-        if b is None:
-            return None
-        a = jnp.zeros((first, *b.shape[1:]), b.dtype)
-    if b is None:
-        b = jnp.zeros((second, *a.shape[1:]), a.dtype)
-    return jnp.concatenate([a, b])
-
-
-class PendingSteps(NamedTuple):
-    """Room for single steps beside a trace, the first ``number`` rows filled and the rest zero.
-    Each row is an array of its own, and so is each state's part of q.
+    ``p`` (group -> transition): the decay of the stored trace; ``q`` (relation -> group -> vector):
+    ``dh/dy_k`` of the h after the steps. Rows stand in blocks: ``x`` has an array for each, by op,
+    and ``q`` a vector, by pair.
     """
 
     alive: jax.Array
     p: dict[str, Transition]
     x: dict[str, tuple[jax.Array, ...]]
     q: dict[str, dict[str, tuple[Vector, ...]]]
-    number: jax.Array
 
     @classmethod
-    def empty(cls, graph: ETraceGraph, rows: int, t: jax.Array) -> PendingSteps:
-        none = (0 * t).sum()  # mapped, if t is: every array of a state must be
+    def of_step(cls, graph: ETraceGraph, factors: Factors, alive: jax.Array) -> Pending:
+        """One step."""
+        x, q = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
+        related = {r.key for r in graph.hidden_param_op_relations}
+        x = {key: (rows,) for key, rows in x.items() if key in related}
+        return cls(alive, factors.d, x, by_pair(graph, lambda pair: (pair.of(q),)))
 
-        def zeros(shape, dtype):
-            return jax.lax.broadcast(none.astype(dtype), shape)
+    def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
+        """The steps without the lanes that are reset after them."""
+        ops, kept = {r.key: r.op for r in graph.hidden_param_op_relations}, ~dead
+        x = {
+            key: tuple(of_rows(graph, ops[key], kept[None], rows) for rows in blocks)
+            for key, blocks in self.x.items()
+        }
+        q = of_pairs(graph, kept, self.q, rows=True)
+        return Pending(self.alive & kept, of_groups(graph, kept, self.p), x, q)
 
-        def of_x(op):
-            shape = (*op.repeats, *op.x_aval.shape)
-            return tuple(zeros(shape, op.x_aval.dtype) for _ in range(rows))
+    def credit(
+        self, graph: ETraceGraph, lam: dict[str, Vector]
+    ) -> tuple[list[tuple[dict, dict]], dict[str, Vector]]:
+        """A signal ``lam`` at the present states: of each block x and ``lam . q_k``, the signal at
+        each row's y, where an op that gets none is left out; and the signal at the stored trace.
+        """
 
-        def of_q(pair: Pair):
+        def sent(block: int) -> dict[str, jax.Array]:
+            def one(pair: Pair):
+                delta = dot(pair.gathered(lam, rows=True), pair.of(self.q)[block])
+                return None if delta is None else jax.vmap(lambda d: to_y(pair, d))(delta)
+
+            return by_op(pairs(graph), one)
+
+        blocks = []
+        for k in range(self.blocks):
+            delta = sent(k)
+            blocks.append(({key: x[k] for key, x in self.x.items() if key in delta}, delta))
+        return blocks, {g: pull(s, self.p[g]) for g, s in lam.items()}
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return next(len(q) for of_group in self.q.values() for q in of_group.values())
+
+    def then(self, graph: ETraceGraph, later: Pending) -> Pending:
+        """These steps and later ones: ``p <- p_later p``, ``q_k <- p_later q_k``, then the later
+        rows; few rows become one block.
+        """
+        arrays = jax.tree.leaves((self.x, self.q, later.x, later.q))
+        short = all(len(a) <= SHORT for a in arrays)
+
+        def joined(a: tuple, b: tuple) -> tuple:
+            return (jnp.concatenate([*a, *b]),) if short else (*a, *b)
+
+        def one(pair: Pair) -> tuple[Vector, ...]:
+            p = pair.gathered(later.p, rows=True)
+            blocks = *(apply(p, q) for q in pair.of(self.q)), *pair.of(later.q)
+            if not short:
+                return blocks
+            xs = *self.x.get(pair.relation.key, ()), *later.x.get(pair.relation.key, ())
+            return (_rows_of(blocks, [len(x) for x in xs] or [1] * len(blocks)),)
+
+        p = {g: compose(move, self.p[g]) for g, move in later.p.items()}
+        x = {key: joined(self.x[key], x) for key, x in later.x.items()}
+        return Pending(self.alive & later.alive, p, x, by_pair(graph, one))
+
+    def change(self, pair: Pair, states: Sequence[int]) -> Change:
+        """The change by these steps of an entry, to numbers of these states."""
+        qs, p = pair.of(self.q), pair.gathered(self.p)
+        xs = self.x.get(pair.relation.key, (None,) * len(qs))
+        blocks = tuple((x, tuple(q[s] for s in states)) for x, q in zip(xs, qs, strict=True))
+        return Change(tuple(pair.vector(p[s]) for s in states), blocks)
+
+
+def _rows_of(blocks: tuple[Vector, ...], lengths: list[int]) -> Vector:
+    """Rows, block after block, as one block; None is so many rows of zeros."""
+
+    def of_state(*rows: jax.Array | None) -> jax.Array | None:
+        some = next((a for a in rows if a is not None), None)
+        if some is None:
+            return None
+        zeros = lambda n: jnp.zeros((n, *some.shape[1:]), some.dtype)
+        each = zip(rows, lengths, strict=True)
+        return jnp.concatenate([zeros(n) if a is None else a for a, n in each])
+
+    return tuple(map(of_state, *blocks))
+
+
+class Newest(NamedTuple):
+    """The last step before a single one, which writes it into the trace."""
+
+    factors: Factors
+
+    @classmethod
+    def none(cls, graph: ETraceGraph) -> Newest:
+        """No step."""
+
+        def of_group(group: HiddenGroup) -> Transition:
+            zero = jnp.zeros(group.shape, group_dtype(graph, group))
+            return tuple(tuple(zero if there else None for there in row) for row in group.reads)
+
+        def of_pair(pair: Pair) -> Vector:
             dtype = jnp.result_type(pair.op.y_aval.dtype, group_dtype(graph, pair.group))
-            shape = (*pair.op.repeats, *pair.coords.shape)
-            row = [zeros(shape, dtype) for _ in range(rows)]
-            return tuple((a,) * pair.group.num_state for a in row)
+            zero = jnp.zeros((*pair.op.repeats, *pair.coords.shape), dtype)
+            return tuple(zero if there else None for there in pair.feeds)
 
         ops = {pair.relation.key: pair.op for pair in pairs(graph)}
-        no_step, shapes = _no_step(graph), {g.name: g.shape for g in graph.hidden_groups}
-        p = {
-            g: jax.tree.map(lambda e, g=g: zeros(shapes[g], e.dtype) + e, rows)
-            for g, rows in no_step.items()
+        x = {
+            key: jnp.zeros((*op.repeats, *op.x_aval.shape), op.x_aval.dtype)
+            for key, op in ops.items()
+            if op.x is not None
         }
-        x = {key: of_x(op) for key, op in ops.items() if op.x is not None}
-        return cls(t > 0, p, x, by_pair(graph, of_q), none)
+        d = {group.name: of_group(group) for group in graph.hidden_groups}
+        return cls(Factors(x, d, by_pair(graph, of_pair)))
 
-    @property
-    def rows(self) -> int:
-        """The number of steps that there is room for."""
-        return len(next(rows for of_group in self.q.values() for rows in of_group.values()))
+    def lanes(self, graph: ETraceGraph) -> Newest:
+        """The axis of the lanes in each array; -1 where there is none that is known."""
+        own = {pair.relation.key: pair.op for pair in pairs(graph)}
+        axes = {g.name: graph.batch_axis(g) for g in graph.hidden_groups}
+        x, d, df = self.factors
 
-    @property
-    def is_full(self) -> jax.Array:
-        return self.number == self.rows
+        def each(axis: int | None, tree):
+            return jax.tree.map(lambda _: -1 if axis is None else axis, tree)
+
+        def of_op(op: OpUse, laned: bool) -> int | None:
+            return len(op.repeats) if laned else None
+
+        return Newest(
+            Factors(
+                {key: each(of_op(own[key], is_laned(graph, own[key])), a) for key, a in x.items()},
+                {g: each(axes[g], of_group) for g, of_group in d.items()},
+                by_pair(graph, lambda pair: each(of_op(pair.op, pair.laned), pair.of(df))),
+            )
+        )
+
+    def replaced(self, graph: ETraceGraph, factors: Factors) -> Newest:
+        """Another step in its place."""
+        old = self.factors
+        d = {g: filled(of_group, old.d[g]) for g, of_group in factors.d.items()}
+        df = by_pair(graph, lambda pair: filled(pair.of(factors.df), pair.of(old.df)))
+        return Newest(Factors({key: factors.x[key] for key in old.x}, d, df))
 
     def pending(self, graph: ETraceGraph, t: jax.Array) -> Pending:
-        """The steps as pending rows, without the lanes that were reset since."""
-        x = {key: jnp.stack(rows) for key, rows in self.x.items()}
-        stacked = lambda pair: tuple(map(jnp.stack, zip(*pair.of(self.q), strict=True)))
-        q = by_pair(graph, stacked)
-        return Pending(self.alive, (Segment(self.p, x, q),)).without(graph, t == 0)
-
-    def with_room(self, graph: ETraceGraph, t: jax.Array) -> tuple[Pending, jax.Array]:
-        """The pending steps and their number before the step at ``t``: none if the rows were full,
-        since the trace is written then.
+        """The step behind a stored trace, at step count ``t``, without the lanes that were reset
+        since.
         """
-        pending, full = self.pending(graph, t), self.is_full
-        (segment,) = pending.segments
-        x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (segment.x, segment.q))
-        p = jax.tree.map(lambda a, b: jnp.where(full, a, b), _no_step(graph), segment.p)
-        alive = jnp.where(full, t > 0, pending.alive)
-        return Pending(alive, (Segment(p, x, q),)), jnp.where(full, 0, self.number)
-
-    def added(self, graph: ETraceGraph, factors: Factors, t: jax.Array) -> PendingSteps:
-        """One step more: ``p <- D p``, ``q_k <- D q_k``, and a row of x and D_f."""
-        pending, number = self.with_room(graph, t)
-        (segment,) = pending.segments
-
-        def placed(rows, new):
-            return tuple(
-                jnp.where(number == i, new.astype(row.dtype), row) for i, row in enumerate(rows)
-            )
-
-        def one(pair: Pair):
-            old = pair.of(segment.q)
-            moved = filled(apply(pair.gathered(factors.d, rows=True), old), old)
-            new = filled(pair.of(factors.df), tuple(o[0] for o in old))
-            return tuple(zip(*map(placed, moved, new), strict=True))
-
-        p = {g: filled(compose(d, segment.p[g]), segment.p[g]) for g, d in factors.d.items()}
-        x = {key: placed(rows, factors.x[key]) for key, rows in segment.x.items()}
-        return PendingSteps(pending.alive, p, x, by_pair(graph, one), number + 1)
-
-
-def _no_step(graph: ETraceGraph) -> dict[str, Transition]:
-    """The transition of each group over no step, as numbers where some steps have any."""
-    found, there = {}, lambda read: True if read else None
-    for group in graph.hidden_groups:
-        dtype, moves = group_dtype(graph, group), closure(jax.tree.map(there, group.reads))
-        rows = identity(group.num_state, jnp.ones((), dtype), jnp.zeros((), dtype))
-        found[group.name] = tuple(
-            chosen(row, [s == r or moves[s][r] for r in range(len(row))])
-            for s, row in enumerate(rows)
-        )
-    return found
+        return Pending.of_step(graph, self.factors, t > 1).without(graph, t == 0)
 
 
 # the reverse scan ---------------------------------------------------------------------------------
@@ -315,19 +231,19 @@ Ahead = tuple[dict[str, Vector], dict[str, Transition]]
 
 
 def backwards(
-    graph: ETraceGraph, window: Window, keep: bool
+    graph: ETraceGraph, window: Window, keep: bool, late: bool
 ) -> tuple[tuple[dict[str, Vector], dict[str, jax.Array]], Pending | None]:
-    """The credit of a window's losses, and with ``keep`` its steps as pending rows. The credit is
+    """The credit of a window's losses, and with ``keep`` its steps as one change of the trace, all
+    but the last one if the trace is written ``late`` (None: there is no other). The credit is
     ``lam`` (group -> vector) at the states before it, and ``delta`` (op -> ``(T, *y)``) at each
     step's y.
     """
     length, resets, summed = len(window.t), window.resets, window.sums or {}
-    # the newest step stays apart from the rows where a state is read by no new state
-    split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
-    is_last = jnp.arange(length) == length - 1 if split else None
+    keep = keep and not (late and length == 1)
+    is_last = jnp.arange(length) == length - 1 if keep and late else None
     later = None if resets is None else reset_later(resets)
     once = _moves_once(graph, window)
-    end, rows = _end(graph, window, keep, split, once), (window.steps.rows, later)
+    end, rows = _end(graph, window, keep, late, once), (window.steps.rows, later)
     without_x = {r.key for r in graph.hidden_param_op_relations if r.op.x is None}
 
     def sent(after: Ahead, row, later) -> tuple[dict, dict, tuple[dict, dict]]:
@@ -355,7 +271,7 @@ def backwards(
     made = sum(a.size for a in jax.tree.leaves(like[:2]))
     states = ((g, (end[0][g.name], end[1].get(g.name))) for g in graph.hidden_groups)
     whole = sum(math.prod(g.shape) * len(jax.tree.leaves(arrays)) for g, arrays in states)
-    late = keep and 2 * whole <= made
+    second = keep and 2 * whole <= made
 
     def back(carry, at):
         ((lam, p), sums), (row, later, reset, is_last) = carry, at
@@ -368,16 +284,16 @@ def backwards(
         if reset is not None:  # nothing crosses a reset, in either direction
             before = of_groups(graph, ~reset, before)
             moved = of_groups(graph, ~(reset | later), moved)
-        if late:
+        if second:
             return ((before, moved), sums), (lam, p)
         *found, more = sent((lam, p), row, later)
         return ((before, moved), jax.tree.map(jnp.add, sums, more)), found
 
-    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if late else like[2])
+    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if second else like[2])
     ((lam, p), sums), found = over_time(
         back, (end, none), (*rows, resets, is_last), reverse=True, auto=graph.policy.at_once
     )
-    if late:
+    if second:
         *found, each = jax.vmap(sent, axis_size=length)(found, *rows)
         sums = jax.tree.map(lambda a: a.sum(0), each)
     # ops without x have one row, the sum; the loop over time has summed what the losses send
@@ -397,7 +313,7 @@ def backwards(
         g: jax.tree.map(lambda e, g=g: jnp.broadcast_to(e, shapes[g]), rows)
         for g, rows in p.items()
     }
-    return (lam, delta), _as_pending(graph, window, (p, q), later, split)
+    return (lam, delta), _as_pending(graph, window, (p, q), later, late)
 
 
 def _moves_once(graph: ETraceGraph, window: Window) -> dict[str, Transition]:
@@ -417,11 +333,15 @@ def reset_later(resets: jax.Array) -> jax.Array:
     return jax.lax.cumsum(flags, reverse=True) > flags
 
 
-def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict) -> Ahead:
-    """The carry after the last step: ``lam = 0``, and ``p = 1`` (or 0, where it starts one step
-    earlier); entries that stay zero by structure are None. ``once``: see :func:`_moves_once`.
+def _end(graph: ETraceGraph, window: Window, keep: bool, late: bool, once: dict) -> Ahead:
+    """The carry after the last step: ``lam = 0``, and ``p = 1`` at the states of which there are
+    entries (or 0, where it starts one step earlier); what stays zero by structure is None.
+    ``once``: see :func:`_moves_once`.
     """
     (ds, _, signals), lam, p = window.steps.like, {}, {}
+    traced: dict[str, set[int]] = {}
+    for pair in pairs(graph):
+        traced.setdefault(pair.group.name, set()).update(pair.states)
     for group in graph.hidden_groups:
         zero = jnp.zeros(group.shape, group_dtype(graph, group))
         d, c = ds[group.name], signals.c[group.name]
@@ -435,11 +355,13 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict
         if keep:
             shapes = {x.shape for x in jax.tree.leaves(once.get(group.name, ()))}
             zero = jnp.zeros(np.broadcast_shapes(*shapes or {group.shape}), zero.dtype)
-            one = zero if split else jnp.ones_like(zero)
-            rows = identity(group.num_state, one)
+            rows, own = identity(group.num_state, jnp.ones_like(zero)), traced.get(group.name, ())
             p[group.name] = tuple(
-                tuple(zero if x is None and moves[s][r] else x for r, x in enumerate(row))
-                if not split or is_read(d)[s]
+                tuple(
+                    zero if (x is None and moves[s][r]) or (late and x is not None) else x
+                    for r, x in enumerate(row)
+                )
+                if s in own
                 else (None,) * len(row)
                 for s, row in enumerate(rows)
             )
@@ -462,28 +384,23 @@ def _as_pending(
     window: Window,
     made: tuple[dict[str, Transition], dict],
     dead: jax.Array | None,
-    split: bool,
+    late: bool,
 ) -> Pending:
     """A window's steps as pending rows. ``made``: ``p``, which moves the states before it to its
     end, where h owes ``q`` to each step's y.
     """
-    t, resets, newest, (p, q) = window.t, window.resets, window.newest, made
+    t, resets, (p, q) = window.t, window.resets, made
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in window.x.items() if key in related}
     alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
-    of_last = {key: newest.x[key] for key in x}, newest.df
-    last = Segment(newest.d, *jax.tree.map(lambda a: a[None], of_last))
-    if split and len(t) == 1:
-        return Pending(alive, (last,))
     if dead is not None:
         x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
     # of the diagonal with which p started, only what a step carries on is left
-    p = {g: tuple(map(chosen, rows, closure(newest.d[g]))) for g, rows in p.items()}
-    if not split:
-        return Pending(alive, (Segment(p, x, q),))
-    # the sums of ops without x leave the last step out, since p is zero there
-    older = {
-        key: rows if key not in x else jax.tree.map(lambda a: a[:-1], rows)
-        for key, rows in q.items()
-    }
-    return Pending(alive, (Segment(p, jax.tree.map(lambda a: a[:-1], x), older), last))
+    d = window.steps.like[0]
+    p = {g: tuple(map(chosen, rows, closure(d[g]))) for g, rows in p.items()}
+    if late:
+        # the sums of ops without x leave the last step out, since p is zero there
+        x = jax.tree.map(lambda a: a[:-1], x)
+        q = {key: jax.tree.map(lambda a: a[:-1], q[key]) if key in x else q[key] for key in q}
+    q = {key: {g: (rows,) for g, rows in of_op.items()} for key, of_op in q.items()}
+    return Pending(alive, p, {key: (rows,) for key, rows in x.items()}, q)

@@ -15,7 +15,6 @@ from .._executor import Executor, Factors, Signals, Steps, Vector
 from ..errors import OptionError
 from .feedback import Feedback, View
 
-MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
 Trace = dict[str, dict[str, dict[str, Any]]]
@@ -65,8 +64,8 @@ class Rule(ABC):
     :class:`Windowed` one has ``window`` for several at once.
 
     A *trace* is a dict relation -> group -> slot; a slot holds an array, or a tuple of one for each
-    state of the group. What a learner *carries* from one single step to the next is the trace, and
-    perhaps steps that are not yet written into it (*pending*).
+    state of which there are entries. Beside them may stand the newest step, which the next one
+    writes into them.
 
     ``t`` counts a lane's trace steps since its last reset, before the step at hand. Where it is 0
     the stored trace counts as zero, whatever it holds, so a reset never touches the trace. ``view``
@@ -202,9 +201,9 @@ class Rule(ABC):
         """The step with the relations for which this rule keeps a trace."""
 
     @abstractmethod
-    def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
+    def factors(self, executor: Executor, at: tuple, moving: Any) -> tuple[dict, dict]:
         """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
-        step. ``carried``: of a :class:`Stepwise` rule its trace and ``t``.
+        step. ``moving``: of a :class:`Stepwise` rule its trace and ``t``.
         """
 
     @abstractmethod
@@ -212,64 +211,32 @@ class Rule(ABC):
         """The trace before the first step: zeros."""
 
     @abstractmethod
-    def carried(self, graph: ETraceGraph, trace: Trace, t: jax.Array) -> Any:
-        """The carried form of this trace, with nothing pending."""
+    def update(self, network: Network, trace: Trace, factors: Factors, t: jax.Array) -> Trace:
+        """The trace after one step."""
 
     @abstractmethod
-    def written(self, graph: ETraceGraph, carried: Any, t: jax.Array) -> Trace:
-        """The trace with all pending steps of ``carried`` written into it. No weights are needed:
-        where an entry is made with them, nothing stays pending between single steps.
-        """
-
-    @abstractmethod
-    def update(self, network: Network, carried: Any, factors: Factors, t: jax.Array) -> Any:
-        """``carried`` after one step."""
-
-    @abstractmethod
-    def gradient(self, network: Network, before: Any, after: Any, step: Window) -> OpGradients:
+    def gradient(self, network: Network, before: Trace, after: Trace, step: Window) -> OpGradients:
         """The gradient of one step's loss for the weights of every owned op. ``before`` and
-        ``after`` are carried around the step, a window of length 1.
+        ``after`` are the traces around the step, a window of length 1.
         """
 
-    @abstractmethod
-    def delay(self, graph: ETraceGraph, every: int, asked: int | None) -> int:
-        """The number of updates, ``every`` steps apart, that share one write of the trace: as
-        asked, or the best one for its size.
-        """
-
-
-class WritesAtOnce(Rule):
-    """A rule that keeps nothing pending between two steps: it carries its trace as it is."""
-
-    delays: ClassVar[bool] = True  # whether several updates may share one write of the trace
-
-    @final
-    def carried(self, graph, trace, t):
+    def written(self, graph: ETraceGraph, trace: Trace, t: jax.Array) -> Trace:
+        """The entries of every state, with the newest step written into them."""
         return trace
 
-    @final
-    def written(self, graph, carried, t):
-        return carried
-
-    @final
-    def delay(self, graph, every, asked):
-        if not self.delays and asked is not None and asked > 1:
-            raise OptionError(
-                f'write_every is {asked}; {self.name} writes its trace at each update. Leave '
-                'write_every out.'
-            )
-        return 1 if asked is None else asked
+    def delay(self, graph: ETraceGraph, every: int) -> int:
+        """The number of updates, ``every`` steps apart, that share one write of the trace."""
+        return 1
 
 
 class PositionWise(Rule):
     """A rule whose D is position by position."""
 
-    @final
     def widened(self, graph):
         return graph
 
     @final
-    def factors(self, executor, at, carried):
+    def factors(self, executor, at, moving):
         return executor.d_factors(*at)
 
 
@@ -283,7 +250,7 @@ class Windowed(Rule):
         """The sum of the gradients of a window's losses, and the steps that are pending after it.
 
         ``pending``: the steps since the trace was written, or None. Without ``keep`` nothing can be
-        written afterwards, and the trace may be in its carried form.
+        written afterwards.
         """
 
     @abstractmethod

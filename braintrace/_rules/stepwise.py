@@ -16,13 +16,13 @@ from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
 from .layout import Pair, by_op, by_pair, chances, dithered, pairs, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
+from .rule import Network, OpGradients, PositionWise, Rule, Trace, Windowed
 
 Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
 
 
 @dataclass(frozen=True, repr=False)
-class NoHistory(WritesAtOnce, PositionWise, Windowed):
+class NoHistory(PositionWise, Windowed):
     """SnAp-0: the same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'
@@ -35,8 +35,8 @@ class NoHistory(WritesAtOnce, PositionWise, Windowed):
     def init(self, graph):
         return {}
 
-    def update(self, network, carried, factors, t):
-        return carried
+    def update(self, network, trace, factors, t):
+        return trace
 
     def gradient(self, network, before, after, step):
         _, _, signals = step.steps.all
@@ -55,7 +55,7 @@ class NoHistory(WritesAtOnce, PositionWise, Windowed):
         return trace
 
 
-class Stepwise(WritesAtOnce):
+class Stepwise(Rule):
     """A rule whose trace a loop over time carries; it adds up the gradients of the steps."""
 
     remembers = True
@@ -198,10 +198,10 @@ class StepRule(Stepwise, PositionWise):
             raise self._broken(method, pair, what) from error
 
     @final
-    def update(self, network, carried, factors, t):
+    def update(self, network, trace, factors, t):
         def one(pair: Pair) -> Slots:
             # the derivatives as plain arrays: a zero by structure is a zero
-            old, x = pair.of(carried), factors.x.get(pair.relation.key)
+            old, x = pair.of(trace), factors.x.get(pair.relation.key)
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
             found = self.step(pair, _past(pair, old, t), x, d, df)

@@ -24,7 +24,6 @@ from .options import (
     signature,
     task_loss,
     total_loss,
-    tree_bytes,
     zero_gradient,
 )
 from .runs import (

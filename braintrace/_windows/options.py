@@ -3,7 +3,6 @@ checks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from numbers import Integral
@@ -17,7 +16,6 @@ import saiunit as u
 from .._compiler import abstract, describe_aval, param_name
 from .._executor import share, varying
 from .._public_names import nearest
-from .._rules import MOST_PENDING
 from .._signatures import does_not_fit
 from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 
@@ -371,17 +369,10 @@ def _is_count(value) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def check_updates(every, write_every) -> None:
-    """Raise where the steps between updates, or between writes of the trace, are no counts."""
-    for name, value in (('update_every', every), ('write_every', write_every)):
-        left_out = value is None and name == 'write_every'
-        if not left_out and not _is_count(value):
-            raise OptionError(f'{name} is {value!r}; give a number of steps >= 1.')
-    if write_every is not None and (write_every % every or write_every // every > MOST_PENDING):
-        raise OptionError(
-            f'write_every is {write_every}; give a multiple of the {every} steps between updates, '
-            f'at most {MOST_PENDING} times as many.'
-        )
+def check_updates(every) -> None:
+    """Raise where the steps between updates are no count."""
+    if not _is_count(every):
+        raise OptionError(f'update_every is {every!r}; give a number of steps >= 1.')
 
 
 def check_progress(progress, observes: bool = False) -> None:
@@ -439,11 +430,6 @@ def signature(trees) -> tuple:
         aval = x if isinstance(x, jax.Array) else abstract(x)
         found.append((aval.shape, aval.dtype))
     return treedef, tuple(found)
-
-
-def tree_bytes(tree) -> int:
-    """Bytes of all leaves."""
-    return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
 def zero_gradient(p):

@@ -19,15 +19,16 @@ from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, even
 from .._rules import (
     Network,
-    Pending,
     Rule,
     Stepwise,
+    Unwritten,
     Window,
     Windowed,
     add_gradients,
     anywhere,
     counting,
     same_step,
+    tree_bytes,
     uncounted,
 )
 from .options import (
@@ -42,7 +43,6 @@ from .options import (
     check_window,
     divisor,
     signature,
-    tree_bytes,
 )
 from .turns import Turns, bounds, buffers, cut
 
@@ -110,11 +110,7 @@ class Observation(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A place in a run: the world of its step, the trace, and the count of trace steps.
-
-    At both ends of a sequence ``trace`` may hold pending steps too, as a learner carries it between
-    single steps.
-    """
+    """A place in a run: the world of its step, the trace, and the count of trace steps."""
 
     world: Any
     trace: Any
@@ -170,7 +166,6 @@ WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
 MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
 LINES = 100  # of progress at most
-MOST = 8  # updates between two writes: each is compiled by itself, and a ninth saves no time
 
 
 class Walk:
@@ -328,7 +323,6 @@ class CallOptions(NamedTuple):
     keep_trace: bool = True
     optimizer: Any = None
     update_every: int = 1
-    write_every: int | None = None
     delay: int = 1
     not_finite: str = 'keep'
     observe: Callable | None = None
@@ -345,7 +339,7 @@ class CallOptions(NamedTuple):
         check_window(options.window)
         exact = check_inside(inside, options.window if options.optimizer is None else None)
         if options.optimizer is not None:
-            check_updates(options.update_every, options.write_every)
+            check_updates(options.update_every)
         return options._replace(exact=exact, update_every=int(options.update_every))
 
     @property
@@ -359,14 +353,10 @@ class CallOptions(NamedTuple):
         return self.not_finite != 'keep'
 
     def delayed(self, graph: ETraceGraph, rule: Rule) -> CallOptions:
-        """With the number of updates between two writes of the trace: as asked (in steps), or as
-        the rule chooses; of many, some.
-        """
+        """With the number of updates between two writes of the trace."""
         if self.optimizer is None:
             return self
-        every, steps = self.update_every, self.write_every
-        delay = rule.delay(graph, every, None if steps is None else int(steps // every))
-        return self._replace(delay=min(delay, MOST))
+        return self._replace(delay=rule.delay(graph, self.update_every))
 
 
 class Run:
@@ -453,25 +443,18 @@ class Run:
         for op in self.graph.ops:
             if op.owned:
                 total += math.prod(op.y_aval.shape) * jnp.dtype(op.y_aval.dtype).itemsize
-        for rel, group, coords, *_ in self.graph.pairs:
+        for rel, _, coords, states, *_ in self.graph.pairs:
             if keep and rel.op.x is not None:
-                owed = math.prod(coords.shape) * group.num_state
+                owed = math.prod(coords.shape) * len(states)
                 total += owed * jnp.dtype(rel.op.y_aval.dtype).itemsize
         return total
 
-    def opened(self) -> Moment:
-        """The first moment, the pending steps of its trace written out."""
-        graph, start = self.observer.network(self.weights).graph, self.start
-        return start._replace(trace=self.rule.written(graph, start.trace, start.t))
-
-    def closed(self, end: Moment, opened: bool = True) -> Moment:
-        """The inverse of :meth:`opened`: the last moment, with the count of all steps."""
-        trace, count = end.trace, self.made
-        if opened:
-            trace = self.rule.carried(self.graph, trace, end.t)
+    def closed(self, end: Moment) -> Moment:
+        """The last moment, with the count of all steps."""
+        count = self.made
         if count is not None:
             count += jnp.minimum(self.steps, jnp.iinfo(count.dtype).max - count).astype(count.dtype)
-        return end._replace(trace=counting(trace, count))
+        return end._replace(trace=counting(end.trace, count))
 
     def window(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
@@ -531,7 +514,7 @@ class Run:
         none = lambda: jnp.zeros(jax.eval_shape(look).shape, bool)
         flags = bad & jax.lax.cond(anywhere(bad), look, none)
         world, t = self.observer.reset(now.world, flags), jnp.where(flags, 0, now.t)
-        if isinstance(pending, Pending):
+        if isinstance(pending, Unwritten):
             pending = pending.without(self.graph, flags)
         return now._replace(world=world, t=t), pending, flags
 
@@ -549,7 +532,7 @@ def run_windows(run: Run) -> Result:
     options, weights, start, length = run.options, run.weights, run.start, run.length
     sequence, keep_trace = run.sequence.penalised(options.reduction), options.keep_trace
     size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(keep_trace))
-    # of one window the trace is read as it is carried
+    # of one window the trace is read alone
     dropped = not keep_trace and (size >= length or options.exact)
 
     def window(state, part: Sequence, keep: bool = not dropped):
@@ -559,8 +542,7 @@ def run_windows(run: Run) -> Result:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    first = start if dropped else run.opened()
-    walk = Walk(sequence, (first, run.observer.zeros(weights)), run.show)
+    walk = Walk(sequence, (start, run.observer.zeros(weights)), run.show)
     whole, rest = divmod(length, size)
     # The last of few windows stands apart where its trace is dropped: then it is not written. Of
     # many it is one more turn of their loop, which writes in vain but halves the program.
@@ -568,7 +550,7 @@ def run_windows(run: Run) -> Result:
     walk.blocks(window, whole if alike else whole - 1, size)
     walk.blocks(partial(window, keep=keep_trace), 1, length - walk.done)
     now, total = walk.state
-    end = run.closed(now, opened=not dropped)
+    end = run.closed(now)
     grads = scaled(run.observer.total(weights, total), sequence.mask, options.reduction)
     return Result(grads, end if keep_trace else end._replace(t=0 * end.t), *walk.results)
 
@@ -632,7 +614,7 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
         return (learnt, now, skipped), shown
 
     skipped = Skipped.none(run.start.t) if options.resets else None
-    start = (run.weights, opt_state), run.opened(), skipped
+    start = (run.weights, opt_state), run.start, skipped
     walk = Walk(run.sequence, start, run.show, run.bounds, shown, options.row_steps)
     for number, size, every in blocks_of(run.length, options):
         walk.blocks(partial(block, size=every), number, size)

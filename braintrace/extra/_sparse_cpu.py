@@ -440,29 +440,27 @@ def _read_on_cpu(onto, signal, trace, alive, *, columns, shape, padded, **params
     return {'weight': total}
 
 
-def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape, padded, **params):
-    """The entries of one or two states after some changes where the flag is set, in place by
-    kernels; nothing where there are none.
+def _write_on_cpu(p, blocks, trace, alive, *, rows, columns, pointers, shape, padded, **params):
+    """The entries of one or two states after a change, in place by kernels; nothing where there are
+    none.
     """
-    arrays, dtypes = trace['weight'], {a.dtype for a in jax.tree.leaves((changes, trace['weight']))}
+    arrays = trace['weight']
+    dtypes = {a.dtype for a in jax.tree.leaves((p, blocks, arrays))}
     if padded or not arrays[0].size or len(arrays) > 2 or kernel('rows', *dtypes) is None:
         return {}
-    (dtype,), states = dtypes, range(len(arrays))
-    lanes = arrays[0].size // len(columns)
-    entry = arrays
-    todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
+    (dtype,), entry, lanes = dtypes, list(arrays), arrays[0].size // len(columns)
+    todo = jnp.where(alive, KEEP, CLEAR).astype(columns.dtype)
     todo = jnp.broadcast_to(todo, lanes)
-    move, add = kernel(f'move {len(arrays)}', dtype), kernel('rows', dtype)
-    for change in changes:
-        wide = [jnp.zeros(()) if v is None else v for row in change.p for v in row]
-        p = _at_y([jnp.broadcast_to(v, (lanes, shape[1])).astype(dtype) for v in wide], lanes)
-        where = [3 + s for s in states]
-        entry = move(todo, columns, p, *entry, results=[e.shape for e in entry], onto=where)
-        entry = list(entry)
-        todo = jnp.minimum(todo, KEEP)
-        for s, q in enumerate(change.q):
+    wide = [jnp.zeros(()) if v is None else v for row in p for v in row]
+    moves = _at_y([jnp.broadcast_to(v, (lanes, shape[1])).astype(dtype) for v in wide], lanes)
+    move, where = kernel(f'move {len(entry)}', dtype), [3 + s for s in range(len(entry))]
+    shapes = [e.shape for e in entry]
+    entry = list(move(todo, columns, moves, *entry, results=shapes, onto=where))
+    add, todo = kernel('rows', dtype), jnp.minimum(todo, KEEP)
+    for x, vector in blocks:
+        for s, q in enumerate(vector):
             if q is not None:
-                of_lanes = (a.reshape(len(q), lanes, -1) for a in (change.x, q))
+                of_lanes = (a.reshape(len(q), lanes, -1) for a in (x, q))
                 operands = *of_lanes, rows, columns, pointers, todo, entry[s]
                 (entry[s],) = add(*operands, results=[entry[s].shape], onto=[6])
     return {'weight': tuple(entry)}

@@ -293,6 +293,6 @@ class _Specs:
             laned
             and (relation.op.x is None or relation.op.primitive.batched)
             and not relation.op.repeats
-            for relation, _, _, laned, _ in graph.pairs
+            for relation, _, _, _, laned, _ in graph.pairs
         )
         return 0 if laned and x.shape[:1] == (graph.lanes,) else None

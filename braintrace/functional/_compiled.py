@@ -26,10 +26,11 @@ from .._executor import (
 )
 from .._jax import Tracer, is_key
 from .._rules import (
+    NEWEST,
     Network,
     NoHistory,
-    Pending,
     Rule,
+    Unwritten,
     Window,
     counting,
     not_finite,
@@ -113,14 +114,14 @@ class Compiled:
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
         count = jnp.zeros((), jnp.int32) if self.graph.fading else None
-        return counting(rule.carried(self.graph, rule.init(self.graph), t), count), t
+        return counting(rule.init(self.graph), count), t
 
-    def written(self, params: list, carried, t: jax.Array):
-        """The trace with the pending steps that a learner carries, also under ``vmap``."""
+    def written(self, params: list, trace: dict, t: jax.Array):
+        """The entries of every state, with the newest step in them, also under ``vmap``."""
         written = partial(self.rule.written, self.executor.bound_graph([*params, *self.held]))
         for _ in range(t.ndim - len(self.t_shape)):
             written = jax.vmap(written)
-        return written(uncounted(carried)[0], t)
+        return written(uncounted(trace)[0], t)
 
     @cached_property
     def lane_paths(self) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
@@ -136,11 +137,15 @@ class Compiled:
                 axes[path_name(('carry', *key))] = axis
         laned = {path for path, axis in axes.items() if axis == 0}
         trace = {} if graph.lanes is None else jax.eval_shape(self.init)[0]
-        for rel, group, _, has_lanes, _ in graph.pairs:
+        for rel, group, _, _, has_lanes, _ in graph.pairs:
             slots = trace.get(rel.key, {}).get(group.name, {})
             for key, e in flatten_paths(slots).items():
                 if has_lanes and not rel.op.repeats and e.shape[:1] == (graph.lanes,):
                     laned.add(path_name(('trace', rel.key, group.name, *key)))
+        if NEWEST in trace:
+            of_newest = flatten_paths({'trace': {NEWEST: trace[NEWEST].lanes(graph)}})
+            axes |= {path_name(path): axis for path, axis in of_newest.items() if axis >= 0}
+            laned |= {path for path, axis in axes.items() if axis == 0}
         return frozenset(laned), tuple((path, axis) for path, axis in axes.items() if axis)
 
     @property
@@ -403,8 +408,8 @@ class ObservedStep:
     def spoiled(self, now: Moment, pending) -> jax.Array:
         graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
         trace, alive = now.trace, now.t > 0
-        if isinstance(pending, Pending):
-            alive, found = pending.alive, pending.spoiled(graph)
+        if isinstance(pending, Unwritten):
+            alive, found = pending.steps.alive, pending.spoiled(graph, now.t)
         elif pending is not None:
             trace = pending
         for path, e in flatten_paths(trace).items():

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, Policy, Program, abstract, describe_aval, path_name
 from .._report import make_report, message, placed
-from .._rules import Rule
+from .._rules import Rule, tree_bytes
 from .._warnings import tell
-from .._windows import tree_bytes
 from ..errors import NotSupportedError, StructureError, UntracedParameterError
 from ._state import flatten_paths
 

@@ -26,7 +26,7 @@ from .._compiler import (
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
-from .._rules import DRTRL, Rule
+from .._rules import DRTRL, Rule, tree_bytes
 from .._signatures import check_needs_no_inputs, does_not_fit, public
 from .._warnings import tell
 from .._windows import (
@@ -37,7 +37,6 @@ from .._windows import (
     signature,
     task_loss,
     total_loss,
-    tree_bytes,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra.observed import decoded, observed_step
@@ -494,7 +493,6 @@ class OnlineLearner:
         optimizer: Optimizer,
         update_every: int = 1,
         reduction: Literal['mean', 'sum'] = 'mean',
-        write_every: int | None = None,
         progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
         not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
@@ -516,10 +514,6 @@ class OnlineLearner:
         update_every : int
             The parameters change after each so many steps, by the ``reduction`` of these steps'
             gradients, and once more after the steps that are left at the end.
-        write_every : int, optional
-            Number of steps between two writes of the trace, in which steps are kept as they are;
-            the numbers are the same. By default chosen from the shapes; at most 8 updates share
-            one.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
         not_finite : 'keep', 'reset' or 'raise'
@@ -557,7 +551,6 @@ class OnlineLearner:
             progress=progress,
             optimizer=optimizer,
             update_every=update_every,
-            write_every=write_every,
             not_finite=not_finite,
             observe=observe,
         )

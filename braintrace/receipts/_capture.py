@@ -16,7 +16,6 @@ from ._losses import Loss, loss_of
 from ._topology import Topology, check_rule, topology_of
 
 ARRAYS = ('inline', 'npz', 'sample')
-PENDING = '(pending)'  # in a learner's trace: steps that are not yet written
 PRECISIONS = ('highest', 'tf32', 'bf16')
 
 
@@ -196,12 +195,6 @@ class Recording:
         can not hold.
         """
         dtype = _dtype(params)
-        if self._narrow(dtype) and PENDING in state.trace:
-            raise NotSupportedError(
-                'the trace is stored in a narrow dtype, but steps that are not '
-                'yet written are not, so gradients do not follow from the trace of a receipt. Use '
-                'd_rtrl(trace_dtype=..., write_every=1).'
-            )
         asked = str(getattr(jax.config, 'jax_default_matmul_precision', None) or 'default').lower()
         platform = jax.default_backend()
         full = asked in ('highest', 'float32', 'f32_f32_f32', 'f64_f64_f64')

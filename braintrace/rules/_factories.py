@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Feedback, NoHistory, Rule, View
+from .._rules import DRTRL, ESDRTRL, Feedback, NoHistory, Rule, View
 from .._signatures import public, refuses
 from ..errors import OptionError
 from ..extra._wide import EveryPath, OneProduct, Reach, Signs
@@ -24,7 +24,6 @@ SCOPES = ('position', 'own')
 @public('braintrace.rules.d_rtrl')
 def d_rtrl(
     trace_dtype=None,
-    write_every: int | None = None,
     credit: Literal['cut', 'whole'] = 'cut',
     scope: Literal['position', 'own'] = 'position',
 ) -> Rule:
@@ -53,10 +52,10 @@ def d_rtrl(
     products are made in fewer bits. The state holds bfloat16 as its bits in uint16 arrays, which
     XLA reads faster; ``get_etrace_of`` shows the numbers.
 
-    ``write_every`` is the number of single steps after which the trace is written; until then the
-    state holds the steps' factors, and every gradient is the same. By default it is chosen from the
-    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.errors.OptionError` for a dtype
-    that is no float and for a wrong number of steps.
+    Entries are kept of the states that an op reaches and that something reads one step later: of
+    an LSTM's c, not of its h. Where an op reaches others too, and where the trace takes 4 MiB or
+    more, the state holds the factors of the newest step beside it, which the next step writes.
+    Raises :class:`braintrace.errors.OptionError` for a dtype that is no float.
 
     Source: Wang et al. 2026, "Model-agnostic linear-memory online learning in spiking neural
     networks", Nat. Commun. 17:1745; the split into same-step and history part, and what ``credit``
@@ -66,20 +65,12 @@ def d_rtrl(
     >>> braintrace.rules.d_rtrl().name
     'D_RTRL'
     """
-    if write_every is not None and (
-        isinstance(write_every, bool)
-        or not isinstance(write_every, Integral)
-        or not 1 <= write_every <= MOST_PENDING
-    ):
-        raise OptionError(
-            f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.'
-        )
     for name, value, allowed in (('credit', credit, CREDITS), ('scope', scope, SCOPES)):
         if value not in allowed:
             raise OptionError(f'{name} is {value!r}; choose {allowed[0]!r} or {allowed[1]!r}.')
     view = View(scope)
     if trace_dtype is None:
-        return DRTRL(None, write_every, credit, view=view)
+        return DRTRL(None, credit, view=view)
     try:
         dtype = jnp.dtype(trace_dtype)
     except TypeError as e:
@@ -90,7 +81,7 @@ def d_rtrl(
         raise OptionError(
             f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.'
         )
-    return DRTRL(dtype, write_every, credit, view=view)
+    return DRTRL(dtype, credit, view=view)
 
 
 @refuses('es_d_rtrl', **ESDRTRL.refused)

@@ -15,6 +15,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace._compiler import path_name
+from braintrace._rules import NEWEST
 from braintrace.errors import BraintraceWarning, NotCompiledError, OptionError
 from tests import models, oracles
 from tests.gradients.harness import over_sequence, start
@@ -247,8 +248,10 @@ def allocated(learner, *args):
     return {
         (rel, group, slot): jnp.stack(a, -1) if isinstance(a, tuple) else a
         for rel, groups in trace.items()
+        if rel != NEWEST
         for group, slots in groups.items()
         for slot, a in slots.items()
+        if len(a)
     }
 
 

@@ -23,6 +23,7 @@ from braintrace import _jax, functional, rules
 from tests.compare import errors
 from tests.devices import hlo
 from tests.devices.cells import CELLS, T, loss
+from tests.late import Late
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = 8
@@ -31,7 +32,7 @@ LAYOUTS = {'lanes': (8, 1), 'units': (1, 8), 'both': (4, 2), 'one': (1, 1)}
 RULES = {
     'd_rtrl': rules.d_rtrl,
     'es_d_rtrl': partial(rules.es_d_rtrl, 0.7),
-    'delayed': partial(rules.d_rtrl, write_every=3),
+    'delayed': Late,
 }
 CALLS = {'step': 1, 'window': 1, 'exact': 2, 'updates': T, 'delayed': T // 2}  # gradients in a call
 

@@ -242,7 +242,7 @@ def test_every_public_name_has_an_example(module):
 
 ELSEWHERE = {  # a word -> the one to use
     'batch': 'batch_size',
-    'every': 'update_every, write_every, record_every',
+    'every': 'update_every, record_every',
     'loss': 'loss_fn',
     'lr': 'optimizer',
     'n_steps': 'steps',

@@ -13,6 +13,7 @@ from braintrace.errors import EtpDtypeError, EtpShapeError
 from tests import oracles
 from tests.compare import assert_close
 from tests.gradients.harness import learn, learn_by_steps
+from tests.late import LATE
 from tests.tiers import first, in_turn, pairwise
 
 ROWS, FEATURES, BATCH, STEPS = 7, 4, 3, 5
@@ -43,7 +44,7 @@ def lookups(of_table):
 MINE, PRODUCT = lookups(braintrace.embedding), lookups(braintrace.matmul)
 RULES = {
     'd_rtrl': braintrace.rules.d_rtrl(),
-    'pending': braintrace.rules.d_rtrl(write_every=2),
+    'pending': LATE,
     'es': braintrace.rules.es_d_rtrl(0.7),
 }
 

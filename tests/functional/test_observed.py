@@ -12,6 +12,7 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError
 from tests.compare import assert_close
+from tests.late import LATE
 from tests.models.model import squared as loss
 from tests.precision import float64 as float64
 
@@ -99,7 +100,7 @@ def moved(d, e):
         rules.d_rtrl(),
         rules.e_prop(KAPPA, 'random'),
         rules.d_rtrl(credit='whole'),
-        rules.d_rtrl(write_every=3),
+        LATE,
     ],
     ids=str,
 )
@@ -158,7 +159,7 @@ def test_the_other_results_are_those_of_grad():
 
 
 def test_pending_steps_are_written_in_and_neighbours_agree_to_the_bit():
-    found = observed(rules.d_rtrl(write_every=3))
+    found = observed(LATE)
     for (*_, one), (*_, other) in zip(found, found[1:], strict=False):
         assert_close(other.before, one.after, relative=0)
 

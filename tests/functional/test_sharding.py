@@ -21,6 +21,7 @@ from tests import models, oracles
 from tests.compare import errors
 from tests.functional.plain import on_devices
 from tests.gradients.harness import learn
+from tests.late import LATE
 from tests.models.library import LibraryOps
 from tests.tiers import in_turn, none
 
@@ -83,9 +84,8 @@ def test_the_factors_of_a_trace_lie_along_input_and_output():
 
 
 def test_pending_steps_have_the_batch_in_front():
-    specs = shown(compiled(rules.d_rtrl(write_every=2)).partition_specs(SPECS, 'b'))
+    specs = shown(compiled(LATE).partition_specs(SPECS, 'b'))
     pending = {path: spec for path, spec in specs.items() if '(pending)' in path}
-    assert pending.pop('trace/(pending)/number') == ()
     assert pending and all(spec[0] == 'b' for spec in pending.values())
 
 
@@ -261,6 +261,6 @@ def test_a_constraint_on_a_state_of_a_mesh_with_explicit_axes_changes_no_gradien
 
 if __name__ == '__main__':
     jax.config.update('jax_enable_x64', True)
-    rows = [('batch and units', rules.d_rtrl()), ('batch', rules.d_rtrl(write_every=3))]
+    rows = [('batch and units', rules.d_rtrl()), ('batch', LATE)]
     result = {f'{layout} {rule.name}': on(layout, rule) for layout, rule in rows}
     print(json.dumps({**result, 'shard_map': in_shard_map()}))

@@ -17,11 +17,12 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import StructureError
 from tests.compare import assert_close
+from tests.late import LATE
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.adam(1e-2)
 RULES = {
-    'pending': rules.d_rtrl(write_every=3),
+    'pending': LATE,
     'bfloat16': rules.d_rtrl(trace_dtype=jnp.bfloat16),
     'es_d_rtrl': rules.es_d_rtrl(0.7),
 }

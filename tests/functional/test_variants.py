@@ -11,9 +11,10 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import functional
 from tests import oracles
 from tests.compare import assert_close
+from tests.late import LATE
 from tests.precision import float64 as float64
 
 from .plain import D_RTRL, ES, B, N, T, both_rules, carry, cell, data, loss, params, started
@@ -123,7 +124,7 @@ def test_a_jitted_function_keeps_what_it_closed_over():
 # -- a trace that is dropped, no rule, several seeds ----------------------------------------------
 
 BEFORE = 2
-PENDING, OPTIMIZER = rules.d_rtrl(write_every=3), optax.adam(0.1)
+PENDING, OPTIMIZER = LATE, optax.adam(0.1)
 
 
 def diagonal(p, h, x):

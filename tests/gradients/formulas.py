@@ -8,6 +8,7 @@ from braintrace.rules import d_rtrl, es_d_rtrl, rtrl, signs, snap, uoro
 from tests import models, oracles
 from tests.gradients import random_traces
 from tests.gradients.harness import restarts
+from tests.late import LATE
 from tests.oracles import dense_recursion, es_recursion
 from tests.scoped_oracles import reach, scoped_recursion
 
@@ -44,7 +45,7 @@ def of_two_steps(case):
 
 RULES = {
     'd_rtrl': (d_rtrl(), by(dense_recursion)),
-    'pending': (d_rtrl(write_every=3), by(dense_recursion)),
+    'pending': (LATE, by(dense_recursion)),
     'whole': (d_rtrl(credit='whole'), by(dense_recursion, credit='whole')),
     'own': (d_rtrl(scope='own'), by(dense_recursion, own=True)),
     'own whole': (

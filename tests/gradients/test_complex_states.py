@@ -10,13 +10,14 @@ from braintrace import functional, rules
 from tests import oracles
 from tests.compare import added, assert_close, assert_moves, assert_same_kinds
 from tests.gradients.harness import FLAGS, MASK, learn_by_steps, quick
+from tests.late import LATE
 from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, readout
 from tests.models.library import LibraryOps
 from tests.models.model import squared as loss
 from tests.models.ops import JaxOps
 
 slow = pytest.mark.slow
-D_RTRL, LATE = rules.d_rtrl(), rules.d_rtrl(write_every=3)
+D_RTRL, LATE = rules.d_rtrl(), LATE
 FRESH = 0.3 * H[::-1]
 
 
@@ -73,13 +74,13 @@ def test_resets_and_masks(name):
 
 
 @slow
-@pytest.mark.parametrize('every, write_every', [(2, 4), (3, None)])
-def test_updates_inside_a_sequence(every, write_every):
+@pytest.mark.parametrize('every, rule', [(1, LATE), (2, LATE), (3, D_RTRL)])
+def test_updates_inside_a_sequence(every, rule):
     """Every gradient is that of the weights at all earlier steps, moved together."""
     case = CASES['natural']
-    learner, state = online(case)
+    learner, state = online(case, rule)
     optimizer = optax.sgd(0.02)
-    run = quick(learner.sequence_update(loss, optimizer, every, 'sum', write_every))
+    run = quick(learner.sequence_update(loss, optimizer, every, 'sum'))
     got, *_ = run(case.params, optimizer.init(case.params), state, XS, YS)
     now, used, cell = case.params, [], case.run(JaxOps())
     nothing = jax.tree.map(np.zeros_like, now)

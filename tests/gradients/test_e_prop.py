@@ -20,6 +20,7 @@ from braintrace.errors import BraintraceWarning, OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.gradients.harness import learn, quick
+from tests.late import LATE
 from tests.models.library import LibraryOps
 from tests.models.model import squared as loss
 from tests.models.ops import _spike_jvp as spike
@@ -148,7 +149,7 @@ def test_random_feedback_sends_the_error_back_through_b(kind, rule, kappa):
     assert np.abs(B - drawn()[0]['out']).max() > 0.1
 
 
-OPTIONS = [{'write_every': 3}, {'credit': 'whole'}, {'scope': 'own'}]
+OPTIONS = [{'credit': 'whole'}, {'scope': 'own'}]
 
 
 @pytest.mark.tier(quick=1)
@@ -158,6 +159,7 @@ OPTIONS = [{'write_every': 3}, {'credit': 'whole'}, {'scope': 'own'}]
         ('spiking', rules.e_prop(KAPPA), []),
         ('spiking', rules.e_prop(KAPPA, 'random'), []),
         ('leaky', rules.e_prop(KAPPA), [(2, 0), (3, 0), (3, 1), (5, 0)]),
+        ('spiking', LATE.filtered(KAPPA), []),
         *(('spiking', rules.d_rtrl(**options).filtered(KAPPA), []) for options in OPTIONS),
     ],
 )

@@ -12,6 +12,7 @@ from tests import models, oracles
 from tests.compare import added, assert_drawn_close, differences
 from tests.gradients.harness import MASK, learner_of, other_carry, quick, restarts, start
 from tests.gradients.rows import every_core_first, every_wide_first
+from tests.late import LATE
 
 pytestmark = pytest.mark.drawn
 RULE = rules.d_rtrl()
@@ -109,15 +110,11 @@ def test_resets_inside_windows_with_a_trace():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('write_every', [None, 6])
-def test_updates_take_exact_windows_too(write_every):
+@pytest.mark.parametrize('rule', [RULE, LATE])
+def test_updates_take_exact_windows_too(rule):
     case, optimizer = models.case('lstm_fused'), optax.sgd(0.05)
-    learner, state = start(case, RULE)
-    update = quick(
-        learner.sequence_update(
-            case.loss, optimizer, update_every=3, write_every=write_every, inside='exact'
-        )
-    )
+    learner, state = start(case, rule)
+    update = quick(learner.sequence_update(case.loss, optimizer, update_every=3, inside='exact'))
     params, opt_state = case.params, optimizer.init(case.params)
     new, *_ = update(params, opt_state, state, case.xs, case.ys)
     run = quick(learner.sequence_grad(case.loss, window=None, inside='exact'))

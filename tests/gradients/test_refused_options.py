@@ -36,11 +36,6 @@ def updates(**options):
     return functional.online(plain, d_rtrl()).sequence_update(squared, optax.sgd(0.1), **options)
 
 
-def delayed():
-    of = compiled(rtrl()).first
-    return of.rule.delay(of.graph, 1, 3)
-
-
 IN_RANGE = r'give a number in \[0, 1\), 0 for no filter'
 REFUSED = [
     (lambda: d_rtrl(credit='half'), "credit is 'half'; choose 'cut' or 'whole'"),
@@ -64,7 +59,6 @@ REFUSED = [
     (lambda: rtrl(keep=True), 'keep is True'),
     (lambda: rtrl(seed=-1), 'seed is -1; give an int >= 0'),
     (lambda: compiled(rtrl(keep=5)), 'keep is 5, and carry has 4 hidden numbers'),
-    (delayed, 'write_every is 3; RTRL writes its trace'),
     (lambda: snap(0), r'n is 0; give an int >= 1 \(same_step\(\) is SnAp-0\)'),
     (lambda: snap(True), 'n is True'),
     *((lambda k=k: d_rtrl().filtered(k), IN_RANGE) for k in (1.0, -0.1, True, 'slow', None)),

@@ -15,10 +15,11 @@ from braintrace.extra import _sparse_cpu as kernels_here
 from tests import oracles
 from tests.compare import assert_close
 from tests.gradients.harness import learn, learn_by_steps
+from tests.late import LATE
 from tests.tiers import slow
 
 IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
-RULES = [rules.d_rtrl(), rules.d_rtrl(write_every=3), rules.es_d_rtrl(0.7)]
+RULES = [rules.d_rtrl(), LATE, rules.es_d_rtrl(0.7)]
 
 
 def places(seed: int, order: str = 'none') -> np.ndarray:
@@ -211,7 +212,7 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
         cell = coupled(
             lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=p['at'], bias=p['b'])
         )
-        learner = functional.online(cell, rules.d_rtrl(write_every=3))
+        learner = functional.online(cell, LATE)
         given = params | {'at': structure(0, order)}
         state = learner.init(given, h, xs[0])
 
@@ -238,7 +239,7 @@ def test_a_trace_without_numbers_is_left_to_xla(lanes, entries, monkeypatch):
     _, h, xs, _ = sequence((lanes,))
     at = braintrace.SparseStructure(*places(0)[:, :entries], (IN, OUT))
     params = {'w': jnp.ones(entries), 'b': jnp.ones(OUT), 'at': at}
-    learner = functional.online(cell, rules.d_rtrl(write_every=2))
+    learner = functional.online(cell, LATE)
     state = learner.init(params, h, xs[0])
     shapes = jax.eval_shape(learner.grad(loss), params, state, xs[0], h).grads
     assert shapes['w'].shape == (entries,)

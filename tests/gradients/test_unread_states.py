@@ -13,6 +13,7 @@ from braintrace import nn, rules
 from tests import models
 from tests.compare import added, assert_close
 from tests.gradients.harness import other_carry, over_sequence, start, step_program
+from tests.late import LATE
 
 STEPS = 22
 RULE = rules.d_rtrl()
@@ -53,7 +54,7 @@ def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
 
 @pytest.mark.slow
 def test_a_mixture_of_windows_and_pending_steps_gives_the_sum_of_the_gradients_of_steps():
-    case, rule = models.case('lstm_fused', steps=STEPS), rules.d_rtrl(write_every=3)
+    case, rule = models.case('lstm_fused', steps=STEPS), LATE
     step, got = step_program(case, rule), []
     grads, _, _, state = over_sequence(case, rule, None, slice(0, 12))
     got.append(grads)

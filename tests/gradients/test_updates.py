@@ -12,15 +12,16 @@ import optax
 import pytest
 
 import braintrace
-from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import assert_close, at
 from tests.gradients.harness import MASK, other_carry, quick, start, step_program
 from tests.gradients.rows import CORE, is_core
+from tests.late import LATE
 from tests.tiers import first, in_turn, none
 
 RULES = {
     'd_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
+    'late': (LATE, oracles.dense_recursion),
     'es_d_rtrl': (
         braintrace.rules.es_d_rtrl(0.7),
         functools.partial(oracles.es_recursion, decay=0.7),
@@ -52,11 +53,11 @@ def recorder(updates: int):
     return optax.GradientTransformation(init, update)
 
 
-def gradients(case, rule, every, write_every=None, reduction='sum', xs=None, **options):
+def gradients(case, rule, every, reduction='sum', xs=None, **options):
     """Gradients of each update, and the state and losses after all."""
     learner, state = start(case, rule)
     optimizer = recorder(-(-len(case.xs) // every))
-    run = quick(learner.sequence_update(case.loss, optimizer, every, reduction, write_every))
+    run = quick(learner.sequence_update(case.loss, optimizer, every, reduction))
     given = case.params, optimizer.init(case.params), state, case.xs if xs is None else xs, case.ys
     params, losses, _, state, seen, *_ = run(*given, **options)
     assert_close(params, case.params)
@@ -77,26 +78,18 @@ def grouped(steps, every, weights=None):
 @pytest.mark.tier(quick=0)
 @in_turn(is_core, name=sorted(CORE), rule=RULES)
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
-    """Six steps: the trace is written once after four, two are left."""
+    """Six steps: a trace that is written late is so once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
-    assert_close(
-        gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1)
-    )
+    assert_close(gradients(case, rule, 1)[0], grouped(oracle(case), 1))
 
 
 @pytest.mark.tier(quick=0)
-@in_turn(
-    lambda name, rule, often: often == (2, 4),
-    name=['gru', 'sparse'],
-    rule=RULES,
-    often=[(2, 4), (1, 2), (1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)],
-)
-def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
-    every, write_every = often
+@in_turn(first('gru'), name=['gru', 'sparse'], rule=RULES, every=[2, 4, 7])
+def test_how_often_the_weights_change_changes_no_trace(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
-    got, state, losses = gradients(case, rule, every, write_every)
+    got, state, losses = gradients(case, rule, every)
     assert_close(got, grouped(oracle(case), every))
-    _, stepped, wanted = gradients(case, rule, 1, 1)
+    _, stepped, wanted = gradients(case, rule, 1)
     assert_close(state.trace, stepped.trace)
     assert_close(state.carry, stepped.carry)
     np.testing.assert_allclose(losses, wanted, rtol=1e-12)
@@ -111,9 +104,7 @@ def test_masks_and_resets_of_lanes(name, rule, every):
         True  # at the first and at the last step of an update, with steps pending
     )
     want = oracles.restarted(oracle, case, flags, carry0)
-    got, _, _ = gradients(
-        case, rule, every, None if name == 'lora' else 4, reset=(flags, carry0), mask=MASK
-    )
+    got, _, _ = gradients(case, rule, every, reset=(flags, carry0), mask=MASK)
     assert_close(got, grouped(want, every, MASK))
 
 
@@ -159,41 +150,19 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     assert min(moved) > 1e-3
 
 
-@pytest.mark.slow
-def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
-    with pytest.raises(OptionError, match='write_every.*etp_lora.*depends on the weights'):
-        gradients(models.case('lora'), RULES['d_rtrl'][0], 1, 4)
-
-
-@in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
-def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
+@in_turn(none, name=['leaky', 'gru', 'spiking_three'], rule=['d_rtrl', 'late'])
+def test_what_a_reset_ends_need_not_be_a_number(name, rule):
     """A NaN input spoils its own step; after its lane's reset, no update and no trace."""
-    case, (rule, oracle) = models.case(name), RULES['d_rtrl']
+    case, (rule, oracle) = models.case(name), RULES[rule]
     flags = np.zeros((len(case.xs), 2), bool)
     flags[2, 0] = True
     want = grouped(oracles.restarted(oracle, case, flags, case.carry), 1)
     xs, reset = np.array(case.xs), (flags, case.carry)
     xs[1, 0] = np.nan
-    got, state, _ = gradients(case, rule, 1, write_every, xs=xs, reset=reset)
+    got, state, _ = gradients(case, rule, 1, xs=xs, reset=reset)
     assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(got))
     assert_close(at(got, slice(2, None)), at(want, slice(2, None)))
     learner, first = start(case, rule)
     whole = quick(learner.sequence_grad(case.loss, window=None))
     after = whole(case.params, first, xs, case.ys, reset=reset)[3]
     assert_close(after.trace, state.trace)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('rule', RULES)
-def test_a_program_does_not_grow_with_the_steps_between_two_writes(rule):
-    """Each update between them is compiled by itself."""
-    case = models.case('leaky', steps=64)
-    learner, state = start(case, RULES[rule][0])
-    optimizer = optax.sgd(0.1)
-    given = case.params, optimizer.init(case.params), state, case.xs, case.ys
-
-    def lines(write_every):
-        run = learner.sequence_update(case.loss, optimizer, write_every=write_every)
-        return len(jax.jit(lambda *args: run(*args)).lower(*given).as_text().splitlines())
-
-    assert lines(64) == lines(8)

@@ -1,4 +1,4 @@
-"""Single steps that stay pending in the state: precision, resets, maps, a look at the trace."""
+"""A trace that is written one step late: precision, resets, maps, a look at it."""
 
 import brainstate
 import jax
@@ -9,6 +9,7 @@ import pytest
 import braintrace
 from braintrace import functional
 from tests.compare import assert_close
+from tests.late import LATE
 from tests.tiers import in_turn, none
 
 from .networks import BATCH, UNITS, by_steps, compiled, data, loss_of
@@ -39,8 +40,8 @@ def steps(cell, params, carry, xs, rule, resets=None, **options):
 
 
 def both(*args, tolerance=1e-12, **options):
-    """With three steps pending as with none."""
-    want, got = (steps(*args, braintrace.rules.d_rtrl(write_every=k), **options) for k in (1, 3))
+    """Written late as at once."""
+    want, got = (steps(*args, rule, **options) for rule in (braintrace.rules.d_rtrl(), LATE))
     assert_close(dict(enumerate(got)), dict(enumerate(want)), tolerance)
     return got
 
@@ -133,7 +134,7 @@ def test_a_reset_shows_an_empty_trace_of_its_lanes_alone():
         h = jnp.tanh(0.8 * h + braintrace.matmul(x, w))
         return h, h
 
-    learner = functional.online(cell, braintrace.rules.d_rtrl(write_every=2))
+    learner = functional.online(cell, LATE)
     w, h, xs = draw(2, 4), draw(LANES, 4), draw(3, LANES, 2)
     state = learner.init(w, h, xs[0])
     for x in xs:
@@ -147,9 +148,9 @@ def test_a_reset_shows_an_empty_trace_of_its_lanes_alone():
     assert not any(np.any(e) for e in jax.tree.leaves((emptied.trace, emptied.t)))
 
 
-def mapped(**options):
+def mapped(rule):
     """A learner for each of two lanes: one model, states of their own."""
-    learner = compiled(**options)
+    learner = compiled(rule)
     lanes = brainstate.nn.Map(learner, init_map_size=2)
     lanes.init_all_states(batch_size=BATCH)
     return learner, lanes
@@ -159,8 +160,8 @@ def mapped(**options):
 def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     xs, _ = data()
     shown = []
-    for options in ({}, {'write_every': 3}):
-        learner, lanes = mapped(**options)
+    for rule in (braintrace.rules.d_rtrl(), LATE):
+        learner, lanes = mapped(rule)
         for x in xs[:4]:
             lanes(jnp.stack([x, -x]))
         shown.append(learner.get_etrace_of(next(iter(learner.param_states))))
@@ -168,11 +169,11 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
 
 
-@in_turn(none, options=[{}, {'write_every': 3}], keep=[True, False])
-def test_a_mapped_learner_takes_sequences(options, keep, capfd):
+@in_turn(none, rule=[braintrace.rules.d_rtrl(), LATE], keep=[True, False])
+def test_a_mapped_learner_takes_sequences(rule, keep, capfd):
     """Also with progress, of which nothing is shown inside a map."""
     xs, ys = data()
-    learner, _ = mapped(**options)
+    learner, _ = mapped(rule)
     kept = lambda path, state: isinstance(state, brainstate.HiddenState) or state is learner.etrace
 
     def run(x, y):

@@ -80,7 +80,7 @@ def test_signatures_are_those_of_the_nearest_constructor():
     shown = [str(inspect.signature(cls)) for cls in classes]
     assert [s[: s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
         "(model: 'brainstate.nn.Module', rule: 'Rule | None'",
-        "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None, "
+        "(model: 'brainstate.nn.Module', trace_dtype=None, "
         "credit: \"Literal['cut', 'whole']\" = 'cut', scope: \"Literal['position', 'own']\" = "
         "'position'",
         "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | "

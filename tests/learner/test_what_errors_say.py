@@ -239,7 +239,7 @@ def test_completion_shows_what_users_call():
         *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states', 'with_environment'),
     }
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
-    own = {'trace_dtype', 'write_every', 'credit'}
+    own = {'trace_dtype', 'credit'}
     assert rule == own | {'approximation', 'filtered', 'name', 'remembers', 'with_feedback'}
 
 

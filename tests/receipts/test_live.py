@@ -238,11 +238,6 @@ def test_a_narrow_trace_is_recorded_step_by_step():
     assert_rederived(trained(recording, params, state), allow=('bf16',))
     with pytest.raises(NotSupportedError, match='Record single steps'):
         recording.sequence_grad(params, state, drawn(2, B, I), drawn(2, B, O))
-    recording, params, state = started(
-        CELLS['rnn'](), rules.d_rtrl(trace_dtype=jnp.bfloat16, write_every=2)
-    )
-    with pytest.raises(NotSupportedError, match='write_every=1'):
-        recording.grad(params, state, drawn(B, I), drawn(B, O))
 
 
 @pytest.mark.slow

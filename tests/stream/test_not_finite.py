@@ -11,6 +11,7 @@ from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, NotFiniteError, OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, I, N, drawn, params
+from tests.late import LATE
 from tests.precision import float64 as float64
 from tests.tiers import in_turn, none
 
@@ -137,14 +138,13 @@ def test_a_trace_that_overflows_costs_its_sample_and_the_update_that_reads_it():
     with np.errstate(all='ignore'):
         want = by_hand(inputs, ys, trace=begin, sound=sound)
     of_sound = lambda out, y: jnp.where(sound, (out - y) ** 2, 0).mean()
-    got = learnt(inputs, ys, loss=of_sound, state=full, write_every=1)
+    got = learnt(inputs, ys, loss=of_sound, state=full)
     assert_as_by_hand(got, want)
     assert got.skipped.samples.tolist() == [0, 1, 0]
 
 
 def in_pieces(xs, ys, every: int, flags, **options):
     """One call for each update; that of step K is left out, and samples are put back by hand."""
-    options = {k: v for k, v in options.items() if k != 'write_every'}
     learner = functional.online(cell, options.pop('rule', D_RTRL))
     optimizer, p = options.pop('optimizer', optax.sgd(RATE)), options.pop('p', params())
     learn = jax.jit(learner.sequence_update(loss, optimizer, update_every=every, **options))
@@ -166,13 +166,13 @@ def in_pieces(xs, ys, every: int, flags, **options):
     none,
     options=[
         {},
-        {'write_every': 3},
+        {'rule': LATE},
         {'update_every': 2},
-        {'update_every': 2, 'write_every': 4},
+        {'rule': LATE, 'update_every': 2},
         {'update_every': 2, 'inside': 'exact'},
         {'update_every': 4, 'reduction': 'sum'},
         {'rule': rules.es_d_rtrl(0.7)},
-        {'rule': rules.es_d_rtrl(0.7), 'update_every': 2, 'write_every': 4},
+        {'rule': rules.es_d_rtrl(0.7), 'update_every': 2},
         {'rule': rules.snap(1)},
         {'rule': rules.rtrl(), 'update_every': 2},
         {'rule': rules.same_step()},
@@ -274,7 +274,7 @@ def test_samples_may_stand_second_in_the_state(what):
     xs, ys = spoiled(what)
     learner, optimizer = functional.online(second, D_RTRL), optax.sgd(RATE)
     state = learner.init(params(), drawn(B, N).T, jax.tree.map(lambda x: x[0], xs))
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset', write_every=2))
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     first = carry0().T
     got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
     with np.errstate(all='ignore'):
@@ -409,7 +409,7 @@ def test_what_can_not_be_done_is_refused():
     given = p, optimizer.init(p), state, (xs,), ys
     with pytest.raises(OptionError, match="not_finite is 'drop'; choose 'keep' or 'reset' or"):
         learner.sequence_update(loss, optimizer, not_finite='drop')
-    for options in ({'update_every': 0}, {'update_every': 2.5}, {'write_every': True}):
+    for options in ({'update_every': 0}, {'update_every': 2.5}, {'update_every': True}):
         (name, value), *_ = options.items()
         with pytest.raises(OptionError, match=f'{name} is {value}; give a'):
             learner.sequence_update(loss, optimizer, **options)

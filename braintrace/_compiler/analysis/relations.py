@@ -249,7 +249,13 @@ def find_relations(
                 if behind
             }
             through = not lost and _only_through_states(program, op.y, cuts)
-            relations.append(Relation(op, tuple(reached), tuple(reached.values()), paths, through))
+            states = {program.hidden[s]: s for s in range(len(positions.sweeps))}
+            feeds = tuple(
+                tuple(lb.has(positions.sweeps[states[c]].y.get(op.equation)) for c in g.states)
+                for g in reached
+            )
+            where = tuple(reached), tuple(reached.values())
+            relations.append(Relation(op, *where, paths, through, feeds))
         elif reached and any(op.parameters.values()):
             first = next(i for behind in op.parameters.values() for i in behind)
             path = program.param_names[first]

@@ -23,7 +23,6 @@ from ..._rules import (
     Trace,
     Window,
     Windowed,
-    WritesAtOnce,
     add_gradients,
     after,
     by_op,
@@ -49,20 +48,19 @@ class Moved(NamedTuple):
     alive: jax.Array
 
 
-class Wide(WritesAtOnce, Windowed):
+class Wide(Windowed):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     credit = 'whole'
     remembers = True
-    delays: ClassVar[bool] = False
 
     def init(self, graph):
         return by_pair(graph, lambda pair: Slots(pair).zeros(graph))
 
     # factors --------------------------------------------------------------------------------------
 
-    def factors(self, executor, at, carried):
+    def factors(self, executor, at, trace):
         d, df = derivatives(executor, at)
         carriers = {flow(pair): pair.group for pair in pairs(executor.graph)}
         return {name: self._carried(d[name], carriers[name]) for name in d}, df
@@ -148,9 +146,9 @@ class Wide(WritesAtOnce, Windowed):
 
     # single steps: nothing is ever pending --------------------------------------------------------
 
-    def update(self, network, carried, factors, t):
+    def update(self, network, trace, factors, t):
         x, push = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
-        return self.close(network, carried, Moved(factors.d, x, push, t > 0), t, ())
+        return self.close(network, trace, Moved(factors.d, x, push, t > 0), t, ())
 
     def gradient(self, network, before, after, step):
         return self.window(network, before, None, step, False)[0]

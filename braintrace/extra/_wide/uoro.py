@@ -100,7 +100,7 @@ class Signs(Stepwise):
     def widened(self, graph):
         return all_numbers(graph, True) if self.scope == 'all' else graph
 
-    def factors(self, executor, at, carried):
+    def factors(self, executor, at, trace):
         return derivatives(executor, at) if self.scope == 'all' else executor.d_factors(*at)
 
     def init(self, graph):
@@ -113,8 +113,8 @@ class Signs(Stepwise):
 
         return {**by_pair(graph, one), KEY: jax.random.key(self.seed)}
 
-    def update(self, network, carried, factors, t):
-        key, trace = key_and_rest(carried)
+    def update(self, network, trace, factors, t):
+        key, trace = key_and_rest(trace)
         key, fresh = jax.random.split(key)
         old, number = alive(network, self._apart(trace), t > 0), itertools.count()
 
@@ -251,23 +251,21 @@ class OneProduct(Stepwise):
         s = {name: jnp.zeros(a.shape, a.dtype) for name, a in avals.items()}
         return {**m, STATES: s, KEY: jax.random.key(self.seed)}
 
-    def _alive(
-        self, graph: ETraceGraph, carried: dict[str, Any], t: jax.Array
-    ) -> tuple[list, dict]:
+    def _alive(self, graph: ETraceGraph, trace: dict[str, Any], t: jax.Array) -> tuple[list, dict]:
         """``s`` in the order of the states, and ``m`` by op; zero where there is no past."""
         names, past = graph.program.carry_names, t > 0
-        s = [where_lanes(past, c in graph.laned, carried[STATES][names[c]]) for c in graph.states]
+        s = [where_lanes(past, c in graph.laned, trace[STATES][names[c]]) for c in graph.states]
         laned = self.lanes(graph) is not None
         m = {}
         for r in graph.hidden_param_op_relations:
-            own = carried[r.key][r.groups[0].name]
+            own = trace[r.key][r.groups[0].name]
             m[r.key] = {n: where_lanes(past, laned, e) for n, e in own.items()}
         return s, m
 
     # a step ---------------------------------------------------------------------------------------
 
-    def factors(self, executor, at, carried):
-        trace, t = carried
+    def factors(self, executor, at, moving):
+        trace, t = moving
         graph = executor.graph
         s, _ = self._alive(graph, trace, t)
         _, fresh = jax.random.split(jax.random.clone(trace[KEY]))  # `update` splits it too
@@ -291,11 +289,11 @@ class OneProduct(Stepwise):
             sent = {**sent, **jax.vmap(of_lane)(jnp.arange(lanes))}
         return {'moved': uncut.push(s), 'signs': signs}, sent
 
-    def update(self, network, carried, factors, t):
+    def update(self, network, trace, factors, t):
         graph, (x, made, sent) = network.graph, factors
         lanes = self.lanes(graph)
-        key, _ = jax.random.split(carried[KEY])
-        _, m = self._alive(graph, carried, t)
+        key, _ = jax.random.split(trace[KEY])
+        _, m = self._alive(graph, trace, t)
         new = {
             op.key: _by_lane(op, lanes, x.get(op.key), sent[op.key], network.weights[op.key])
             for op in _traced(graph)
