@@ -68,10 +68,8 @@ def columns(spec: Spec) -> dict:
         found[name] = (learner.sequence_grad(loss_of, **options), given, (1,))
     optimizer = optax.sgd(1e-3)
     learner, (params, *others) = online(spec)
-    for write_every in (None, 1):
-        run = learner.sequence_update(loss_of, optimizer, write_every=write_every)
-        name = 'train' if write_every is None else f'train, write_every={write_every}'
-        found[name] = (run, (params, optimizer.init(params), *others), (2,))
+    run = learner.sequence_update(loss_of, optimizer)
+    found['train'] = (run, (params, optimizer.init(params), *others), (2,))
 
     def read_and_write(e):
         return jax.lax.fori_loop(0, spec.steps, lambda _, e: e * 0.5 + 1.0, e)

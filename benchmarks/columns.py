@@ -166,16 +166,6 @@ UPDATES = (
         everywhere=False,
     ),
     TRAIN,
-    *[
-        ours(
-            f'written every {k}',
-            'train',
-            f'the same with `write_every={k}`',
-            everywhere=False,
-            write_every=k,
-        )._replace(kinds=ONE_STATE)
-        for k in (1, 2, 4, 8)
-    ],
     ours('bfloat16', 'train', ROUNDED, everywhere=False, options={'trace_dtype': 'bfloat16'}),
     ours('own loop', 'own_loop', LOOP, JIT),
     public('own loop', 'own_loop', LOOP)._replace(kinds=ONE_STATE),

@@ -268,7 +268,8 @@ def test_the_memory_at_two_batch_sizes_is_that_of_the_allocated_trace(name, rule
     for batch in (2, 5):
         report, learner = small.report(batch), functional.online(cell, rule)
         arrays = allocated(learner, params(batch), carry(batch), seen(batch))
-        assert report.memory == sum(a.nbytes for a in arrays.values()) > 0
+        assert report.memory == sum(a.nbytes for a in arrays.values())
+        assert report.memory or (name, rule) == ('stack', RULES[0])  # none of its states is read
         rows = {
             (rel.key, row.group, row.slot): row for rel in report.relations for row in rel.trace
         }
