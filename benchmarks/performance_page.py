@@ -195,7 +195,6 @@ def updates(found) -> str:
             'network': network,
             'read + write, ms': cell(MEMORY),
             '`etrace_train`, ms': cell('etrace_train'),
-            **{f'written every {k}': cell(f'written every {k}') for k in (1, 2, 4, 8)},
             'bfloat16': cell('bfloat16'),
             'train / read + write': share('etrace_train', MEMORY),
             'own loop / read + write': share('own loop', MEMORY),

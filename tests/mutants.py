@@ -197,10 +197,10 @@ MUTANTS = [
         'tests/tasks/test_tasks.py -k copy',
     ),
     Mutant(
-        'a full write leaves a dead lane dead',
+        'a step before a reset counts behind it',
         '_rules/pending.py',
-        'jnp.where(full, t > 0, pending.alive)',
-        'pending.alive',
+        'self.factors, t > 1).without(graph, t == 0)',
+        'self.factors, t > 1)',
         'tests/learner/test_pending.py tests/gradients/test_updates.py',
     ),
     Mutant(

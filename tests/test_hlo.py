@@ -180,15 +180,13 @@ def instructions(compiled):
 @pytest.mark.parametrize(
     'make',
     [
-        lambda: train(1),
-        lambda: train(2),
-        lambda: train(4),
+        train,
+        lambda: train(rule=LATE),
         lambda: gradient(4),
         lambda: gradient(None),
-        lambda: own_loop(2),
-        lambda: own_loop(4),
+        own_loop,
     ],
-    ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole', 'own_2', 'own_4'],
+    ids=['train', 'train_late', 'window_4', 'whole', 'own'],
 )
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
@@ -341,5 +339,5 @@ def test_what_the_checks_look_for_is_found_where_it_is():
     """The same text holds a weight-sized product once the weights change at every step."""
     assert any(
         result.startswith(f'f32[{WEIGHT}]') and opcode in ('dot', 'fusion')
-        for _, result, opcode in instructions(train(1))
+        for _, result, opcode in instructions(train())
     )

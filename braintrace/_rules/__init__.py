@@ -43,6 +43,7 @@ from .rule import (
     Trace,
     Window,
     Windowed,
+    WritesAtOnce,
 )
 from .shared import numbers_of, shared_pairs
 from .stepwise import NoHistory, StepRule, Stepwise

@@ -26,9 +26,7 @@ from .layout import (
     by_state,
     entry_dtype,
     gathered_once,
-    is_laned,
     is_plain,
-    not_finite,
     pairs,
     stored,
     stored_dtype,
@@ -53,20 +51,6 @@ class Unwritten(NamedTuple):
             return self.steps
         newest = self.newest.pending(graph, t)
         return newest if self.steps is None else self.steps.then(graph, newest)
-
-    def spoiled(self, graph: ETraceGraph, t: jax.Array) -> list[jax.Array]:
-        """Of each array the lanes in which a number is not finite."""
-        steps, found = self.all(graph, t), []
-        for group in graph.hidden_groups if steps else ():
-            axis = graph.batch_axis(group)
-            found += [not_finite(a, axis) for a in jax.tree.leaves(steps.p[group.name])]
-        for pair in pairs(graph) if steps else ():
-            axis = 1 + len(pair.op.repeats)
-            q = jax.tree.leaves(pair.of(steps.q))
-            found += [not_finite(a, axis if pair.laned else None) for a in q]
-            x = steps.x.get(pair.relation.key, ())
-            found += [not_finite(a, axis if is_laned(graph, pair.op) else None) for a in x]
-        return found
 
     def without(self, graph: ETraceGraph, dead: jax.Array) -> Unwritten:
         """Without the lanes that are reset; the step count tells them of the newest one."""
@@ -145,7 +129,7 @@ class DRTRL(PositionWise, Windowed):
                 made = own.changed(change, pair.of(entries), pair.flags(pending.alive))
                 full = tuple(map(_stored_like, made, full))
             kept = dict(zip(pair.states, by_state(pair.of(new)), strict=True))
-            return by_name([kept.get(s, full[s]) for s in states], full[0])
+            return by_name(tuple(kept.get(s, full[s]) for s in states), full[0])
 
         return by_pair(graph, one)
 
@@ -212,7 +196,7 @@ def _reached(relation: Relation) -> tuple[tuple[int, ...], ...]:
     """Of each group the states that the op reaches, in one step or more."""
 
     def of_group(group: HiddenGroup, feeds: tuple[bool, ...]) -> tuple[int, ...]:
-        moves = closure([[there or None for there in row] for row in group.reads])
+        moves = closure(tuple(tuple(there or None for there in row) for row in group.reads))
         return tuple(
             s for s in range(group.num_state) if feeds[s] or any(map(and_, moves[s], feeds))
         )

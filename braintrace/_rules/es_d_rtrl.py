@@ -25,7 +25,7 @@ from .contraction import (
 )
 from .entries import OpTrace
 from .layout import Pair, by_op, by_pair, entry_dtype, pairs, to_y, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
+from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, WritesAtOnce
 
 # factored traces ----------------------------------------------------------------------------------
 #
@@ -105,7 +105,7 @@ def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(PositionWise, Windowed):
+class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 
@@ -142,6 +142,9 @@ class ESDRTRL(PositionWise, Windowed):
             'an input factor and an output factor stand for the whole trace: exact at the '
             'first step after a reset, approximate from the second on'
         )
+
+    def widened(self, graph):
+        return graph
 
     def init(self, graph):
         return by_pair(graph, partial(empty_factors, graph))

@@ -34,6 +34,7 @@ from .layout import (
     by_pair,
     chosen,
     is_laned,
+    not_finite,
     of_groups,
     of_pairs,
     of_rows,
@@ -87,6 +88,19 @@ class Pending(NamedTuple):
         }
         q = of_pairs(graph, kept, self.q, rows=True)
         return Pending(self.alive & kept, of_groups(graph, kept, self.p), x, q)
+
+    def spoiled(self, graph: ETraceGraph) -> list[jax.Array]:
+        """Of each array the lanes in which a number is not finite."""
+        found = []
+        for group in graph.hidden_groups:
+            axis = graph.batch_axis(group)
+            found += [not_finite(a, axis) for a in jax.tree.leaves(self.p[group.name])]
+        for pair in pairs(graph):
+            axis = 1 + len(pair.op.repeats)
+            q, x = jax.tree.leaves(pair.of(self.q)), self.x.get(pair.relation.key, ())
+            found += [not_finite(a, axis if pair.laned else None) for a in q]
+            found += [not_finite(a, axis if is_laned(graph, pair.op) else None) for a in x]
+        return found
 
     def credit(
         self, graph: ETraceGraph, lam: dict[str, Vector]

@@ -220,20 +220,29 @@ class Rule(ABC):
         ``after`` are the traces around the step, a window of length 1.
         """
 
+    @abstractmethod
     def written(self, graph: ETraceGraph, trace: Trace, t: jax.Array) -> Trace:
         """The entries of every state, with the newest step written into them."""
-        return trace
 
+    @abstractmethod
     def delay(self, graph: ETraceGraph, every: int) -> int:
         """The number of updates, ``every`` steps apart, that share one write of the trace."""
+
+
+class WritesAtOnce(Rule):
+    """A rule that writes each step into entries of every state."""
+
+    @final
+    def written(self, graph, trace, t):
+        return trace
+
+    @final
+    def delay(self, graph, every):
         return 1
 
 
 class PositionWise(Rule):
     """A rule whose D is position by position."""
-
-    def widened(self, graph):
-        return graph
 
     @final
     def factors(self, executor, at, moving):

@@ -16,13 +16,13 @@ from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
 from .layout import Pair, by_op, by_pair, chances, dithered, pairs, where_lanes
-from .rule import Network, OpGradients, PositionWise, Rule, Trace, Windowed
+from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
 
 Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
 
 
 @dataclass(frozen=True, repr=False)
-class NoHistory(PositionWise, Windowed):
+class NoHistory(WritesAtOnce, PositionWise, Windowed):
     """SnAp-0: the same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'
@@ -31,6 +31,9 @@ class NoHistory(PositionWise, Windowed):
     credit = 'cut'
     approximation = 'there is no trace: every gradient holds the current step only'
     remembers = False
+
+    def widened(self, graph):
+        return graph
 
     def init(self, graph):
         return {}
@@ -55,7 +58,7 @@ class NoHistory(PositionWise, Windowed):
         return trace
 
 
-class Stepwise(Rule):
+class Stepwise(WritesAtOnce):
     """A rule whose trace a loop over time carries; it adds up the gradients of the steps."""
 
     remembers = True
@@ -149,6 +152,10 @@ class StepRule(Stepwise, PositionWise):
     @abstractmethod
     def read(self, pair: Pair, e: Slots, lam: jax.Array) -> Slots:
         """What derivatives of a loss by the states send through the trace to the op's weights."""
+
+    @final
+    def widened(self, graph):
+        return graph
 
     @final
     def init(self, graph):

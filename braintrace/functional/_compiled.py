@@ -408,8 +408,8 @@ class ObservedStep:
     def spoiled(self, now: Moment, pending) -> jax.Array:
         graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
         trace, alive = now.trace, now.t > 0
-        if isinstance(pending, Unwritten):
-            alive, found = pending.steps.alive, pending.spoiled(graph, now.t)
+        if isinstance(pending, Unwritten) and (steps := pending.all(graph, now.t)):
+            alive, found = steps.alive, steps.spoiled(graph)
         elif pending is not None:
             trace = pending
         for path, e in flatten_paths(trace).items():

@@ -129,7 +129,7 @@ def test_the_trace_has_the_bytes_of_the_one_by_hand():
     def size(cell, params, carry, **options):
         learner = functional.online(cell, RULES[0], **options)
         jax.eval_shape(learner.init, params, carry, XS[0])
-        return learner.memory().total
+        return learner.report.memory
 
     for name in ('equinox_gru', 'optimized_lstm'):
         cell, by_hand, *data = TWINS[name]

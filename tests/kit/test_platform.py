@@ -115,22 +115,6 @@ def test_a_trace_of_another_dtype_passes_through_the_kernel():
         assert_close(got, learn(ops()['kernel'], 'steps'))
 
 
-def test_a_trace_with_a_kernel_is_written_at_each_step():
-    shapes = [
-        jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((2000, 300), (B, 300), (B, 2000))
-    ]
-    for name, few in (('plain', False), ('kernel', True)):
-
-        def cell(p, h, x, name=name):
-            h = jnp.tanh(h + ops()[name](x, p))
-            return h, h
-
-        state = jax.eval_shape(
-            braintrace.functional.online(cell, braintrace.rules.d_rtrl()).init, *shapes
-        )
-        assert (len(jax.tree.leaves(state.trace)) == 1) == few
-
-
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_a_lowering_takes_the_place_of_the_implementation(run):
     x, w, b = (jnp.asarray(RNG.normal(size=s)) for s in ((B, I), (I, N), (N,)))

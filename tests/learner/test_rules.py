@@ -17,7 +17,6 @@ from braintrace import compat, rules
 from braintrace._learner.learners import LEARNERS, learner_named
 from braintrace.errors import OptionError
 from tests.compare import assert_close
-from tests.late import Late
 
 from .networks import BATCH, INPUTS, UNITS, data, loss_of
 
@@ -86,7 +85,7 @@ def test_a_shell_holds_the_value(name, options, value):
 
 PRINTED = [
     *(value for *_, value in SHELLS),
-    Late(jnp.dtype(jnp.bfloat16)),
+    rules.d_rtrl(jnp.bfloat16),
     rules.rtrl('each'),
     rules.signs('all', seed=3),
     rules.uoro('batch'),

@@ -23,6 +23,7 @@ from ..._rules import (
     Trace,
     Window,
     Windowed,
+    WritesAtOnce,
     add_gradients,
     after,
     by_op,
@@ -48,7 +49,7 @@ class Moved(NamedTuple):
     alive: jax.Array
 
 
-class Wide(Windowed):
+class Wide(WritesAtOnce, Windowed):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
