@@ -200,12 +200,13 @@ def test_what_no_op_can_do_is_named_and_refused_if_strict(new_state):
     assert learner.routes[path].reason == 'not_etp_op' and not told(learner, 'not-etp-op')
     assert learner.routes['w'].kind == 'trace'
     with pytest.raises(UntracedParameterError) as caught:
-        compiled(new_state, strict=True)
+        compiled(new_state, policy=braintrace.Policy(strict=True))
     assert found[path].message in str(caught.value) and line_of(line) in str(caught.value)
 
 
 def test_strict_accepts_what_is_marked_as_a_whole():
-    compiled(lambda p, h, x: p['b'] * h + x @ (p['w'] @ p['u']) + p['u'][0], strict=True)
+    strict = braintrace.Policy(strict=True)
+    compiled(lambda p, h, x: p['b'] * h + x @ (p['w'] @ p['u']) + p['u'][0], policy=strict)
 
 
 def test_a_weight_that_the_cell_closes_over_is_named():

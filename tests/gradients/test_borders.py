@@ -64,7 +64,7 @@ NAMES = ('h', 'b', 'twin', 'branch', 'loop', 'pure')
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [D_RTRL, RTRL], ids=lambda rule: rule.name)
 def test_a_parameter_that_is_a_new_state_keeps_its_history(rule):
-    check(becomes_states, P, dict.fromkeys(NAMES, H), rule, strict=True)
+    check(becomes_states, P, dict.fromkeys(NAMES, H), rule, policy=braintrace.Policy(strict=True))
 
 
 def told(cell, carry, **options):

@@ -116,7 +116,9 @@ def test_a_marked_cell_learns_as_its_twin_by_hand(name, rule):
     cell, by_hand, *start = TWINS[name]
     want, twin = learn(by_hand, rule, *start, XS, YS)
     assert_moves(want)
-    got, marked = learn(cell, rule, *start, XS, YS, mark='auto', strict=True)
+    got, marked = learn(
+        cell, rule, *start, XS, YS, mark='auto', policy=braintrace.Policy(strict=True)
+    )
     assert_close(got, want)
     assert_close(learn_by_steps(marked, *start, XS, YS), want)
     if rule is RULES[0]:
@@ -250,7 +252,7 @@ def fused_bias(apply):
 def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
     data = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H), XS, YS
     wide = fused_bias(lambda b: ew(jnp.broadcast_to(b, (B, 4 * N))))
-    got, learner = learn(fused_bias(ew), rule, *data, strict=True)
+    got, learner = learn(fused_bias(ew), rule, *data, policy=braintrace.Policy(strict=True))
     assert_close(got, learn(wide, rule, *data)[0])
     route = learner.routes['b']
     assert (route.kind, route.reason) == ('trace', 'etp_elemwise')
