@@ -60,14 +60,13 @@ ARROWS: dict[str, set[str]] = {
     'extra._unshard': {'errors', '_jax', '_compiler'},
     'extra._filter': {'errors', '_jax', '_compiler', '_rules'},
     'extra._own_diagonal': {'errors', '_compiler', '_rules'},
-    'extra.progress': CORE,
     'extra.saving': CORE | {'_version'},
     'extra.files': CORE | {'extra.saving'},
     'extra.chunks': CORE | {'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
-    | {'extra.chunks', 'extra.progress'},
-    '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving', 'extra.progress'},
+    | {'extra.chunks'},
+    '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',

@@ -32,7 +32,7 @@ from ..extra.saving import restore as restore_states
 from ..extra.saving import save as save_states
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .sequences import check_outside_of_loop, evolve, learn
+from .sequences import evolve, learn
 from .states import (
     CARRY,
     ETraceState,
@@ -156,7 +156,6 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return bound
 
     def _compiled(self) -> Bound:
-        check_outside_of_loop(self)
         if (bound := self._own()) is None:
             raise NotCompiledError(
                 f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with '
@@ -536,8 +535,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             Whether ``step_fn`` returns a pair.
         progress : bool or function
             True shows a line on stderr. ``progress(step, losses)`` is called with the number of
-            steps so far and the losses since the last call. Neither inside of transformations. An
-            exception of it ends the call as Ctrl-C does (:meth:`etrace_train`).
+            steps so far and the losses since the last call, between the parts of a loop in Python.
+            Neither inside of transformations. An exception of it ends the call as Ctrl-C does
+            (:meth:`etrace_train`).
 
         Returns
         -------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import brainstate
@@ -25,6 +23,7 @@ from .._windows import (
     check_opt_state,
     check_updatable,
     first_order,
+    in_chunks,
     length_of,
     run_updates,
     run_windows,
@@ -32,35 +31,9 @@ from .._windows import (
     strong,
 )
 from ..errors import OptionError, StepFunctionError
-from ..extra.progress import Progress, Told
 from .environment import within
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, substituted
-
-CALLED = 'called'  # the place of a function of progress, which each call of a program is given
-
-
-# The learner whose compiled loop runs, where a function of progress is called inside of it.
-INSIDE: ContextVar[Any] = ContextVar('learner inside of a loop', default=None)
-
-
-def _inside(learner, progress: Callable, *args) -> None:
-    token = INSIDE.set(learner)
-    try:
-        progress(*args)
-    finally:
-        INSIDE.reset(token)
-
-
-def check_outside_of_loop(learner) -> None:
-    """Refuse to use a learner from a function of progress that its compiled loop calls."""
-    if INSIDE.get() is learner:
-        raise StepFunctionError(
-            'a function of progress uses the learner inside of the compiled loop of etrace_grad, '
-            'where its states are on their way. Keep what the function is given, and use the '
-            'learner after the call; for looks on the way, call it on one part of the sequence '
-            'after the other.'
-        )
 
 
 def check_still_compiled(bound: Bound) -> None:
@@ -120,29 +93,23 @@ class SequenceProgram:
         self.step, self.options, self.length = step, options, length
         self.touched, self.in_turns = step.touched, RunInTurns(length, options, step.shown)
         self.run = jax.jit(self._run, donate_argnums=(0, 1))
-        self.run_inside = jax.jit(partial(self._run, alone=False))
+        self.run_inside = jax.jit(self._run)
 
-    def _run(
-        self, etrace, shown, world, learnt, values, sequence: Sequence, bounds=None, alone=True
-    ) -> Result:
+    def _run(self, etrace, shown, world, learnt, values, sequence: Sequence, bounds=None) -> Result:
         """A run from these values on: ``learnt`` are the weights, for updates with the state of the
         optimiser; ``values`` the constants, what a reset puts back, what the step holds, and what
         the environment has around the loop.
         """
         *values, read = values
         with within(read, self.length):
-            return self._run_in(etrace, shown, world, learnt, values, sequence, bounds, alone)
-
-    def _run_in(self, etrace, shown, world, learnt, values, sequence, bounds, alone) -> Result:
-        options, length, show = self.options, self.length, None
-        if options.progress and alone and bounds is None:
-            told = lambda *args: self.told(*args)  # noqa: E731
-            show = Progress(length, told if options.progress == CALLED else True).inside
-        weights = learnt if options.optimizer is None else learnt[0]
-        observer = self.step.observed(weights, world[0], *values)
-        sequence = sequence.weighed(length, self.step.penalised)
-        run = Run(observer, Moment(world, *etrace), sequence, weights, options, show, bounds)
-        return run_windows(run) if options.optimizer is None else run_updates(run, learnt[1], shown)
+            weights = learnt if self.options.optimizer is None else learnt[0]
+            observer = self.step.observed(weights, world[0], *values)
+            sequence = sequence.weighed(self.length, self.step.penalised)
+            start = Moment(world, *etrace)
+            run = Run(observer, start, sequence, weights, self.options, bounds)
+            if self.options.optimizer is None:
+                return run_windows(run)
+            return run_updates(run, learnt[1], shown)
 
     def __call__(
         self, learnt, sequence: Sequence, read, write: Callable, again: Callable, progress
@@ -155,9 +122,6 @@ class SequenceProgram:
         bound = self.step.bound
         # between two turns a function of progress sees the learner, and may change it
         seen = callable(progress) and self.options.optimizer is not None
-        self.told = Told(
-            partial(_inside, bound.owner, progress) if callable(progress) else progress
-        )
         carry = jax.tree.structure(self.step.world().read(*CARRY))
 
         def at_present(now: Result) -> Result:
@@ -203,14 +167,13 @@ class SequenceProgram:
         turns = self.in_turns.turns
         try:
             # one block needs no turns, and its shapes may have weak types
-            if turns.number == 1 and not seen:
+            if turns.number == 1 and not progress:
                 result, _, error = turns.run(lambda now, start, stop: program(now), first, kept)
                 result = result._replace(stopped=error)
             else:
                 place = first if turns.size else strong(first)
-                told = Progress(self.length, progress) if progress else None
                 last = (lambda result: None) if seen else kept
-                result = self.in_turns.run(program, place, sequence.mask, told, last)
+                result = self.in_turns.run(program, place, sequence.mask, progress, last)
         except BaseException as error:  # of any kind: it is raised again
             # it ran on the trace's own buffer, which a failure loses
             if any(x.is_deleted() for x in jax.tree.leaves(bound.owner.etrace.value)):
@@ -221,9 +184,7 @@ class SequenceProgram:
                     f'starts anew, empty. Parameters and hidden states are those {since}.'
                 )
             raise
-        if callable(progress):
-            jax.effects_barrier()
-        return result._replace(stopped=result.stopped or self.told.error)
+        return result
 
 
 def learn(
@@ -254,6 +215,20 @@ def learn(
     mask = None if mask is None else check_mask(mask, length)
     if reset is not None:
         reset = bound.core.first.checked_flags('reset is', reset, length)
+    if options.progress and options.optimizer is None and _jax.is_outermost():
+        keep = options.keep_trace or not options.exact
+        whole = options._replace(progress=False, reduction='sum', keep_trace=keep)
+
+        def chunk(_, part: slice, mask) -> Result:
+            of_part = jax.tree.map(lambda a: a[part], (sequences, reset))
+            found = learn(bound, whole, of_part[0], step_fn, mask, of_part[1], weights)
+            return found._replace(end=None)
+
+        result = in_chunks(chunk, length, options, mask, Result(None, None), lambda end: None)
+        if not options.keep_trace:
+            etrace = bound.owner.etrace
+            etrace.value = {**etrace.value, 't': 0 * etrace.value['t']}
+        return result
     of_model, weights = weights is None, bound.states.parameters() if weights is None else weights
     if not isinstance(weights, Mapping):
         raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
@@ -299,8 +274,7 @@ def learn(
         return {name: state.value for name, state in present().items()}, learnt[1]
 
     # made once for each step function, shapes and options
-    called = CALLED if callable(options.progress) else options.progress
-    like = options._replace(progress=called)
+    like = options._replace(progress=False)
 
     def make() -> SequenceProgram:
         if opened is not None:

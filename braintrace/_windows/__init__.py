@@ -27,7 +27,6 @@ from .options import (
     zero_gradient,
 )
 from .runs import (
-    LINES,
     CallOptions,
     Gradients,
     Moment,
@@ -38,6 +37,7 @@ from .runs import (
     RunInTurns,
     Sequence,
     counted,
+    in_chunks,
     optimised,
     run_updates,
     run_windows,

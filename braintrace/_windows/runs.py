@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .. import _jax
 from .._compiler import ETraceGraph, is_inexact
@@ -44,10 +43,9 @@ from .options import (
     divisor,
     signature,
 )
-from .turns import Turns, bounds, buffers, cut
+from .turns import Progress, Turns, bounds, buffers, cut
 
 Count = TypeVar('Count', jax.Array, jax.Array | None)
-Show = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 
 
 class Sequence(NamedTuple):
@@ -165,39 +163,36 @@ def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) ->
 WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
 MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
-LINES = 100  # of progress at most
 
 
 class Walk:
     """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one
     kind in a scan.
 
-    ``show(due, done, shown, mask) -> due`` reports between blocks, about a hundred times at most;
-    None: not at all. ``bounds``: of the blocks that are walked alone; ``shown`` is then what all
-    steps have shown so far. Each ``every`` steps have one row of aux.
+    ``bounds``: of the blocks that are walked alone; ``shown`` is then what all steps have shown so
+    far. Each ``every`` steps have one row of aux.
     """
 
-    def __init__(
-        self, sequence: Sequence, state, show: Show | None, bounds=None, shown=None, every: int = 1
-    ):
-        self.sequence, self.state, self.show, self.bounds = sequence, state, show, bounds
-        self.every = every
+    def __init__(self, sequence: Sequence, state, bounds=None, shown=None, every: int = 1):
+        self.sequence, self.state, self.bounds, self.every = sequence, state, bounds, every
         self.done = self.number = 0  # steps and blocks
         self.shown: list = [] if bounds is None else [shown]
-        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), None, None)
 
     def blocks(self, body: Callable, number: int, size: int) -> None:
         """The next ``number`` blocks of ``size`` steps."""
         if not number or not size:
             return
-        if self.bounds is None:
-            # progress is told between chunks of blocks
-            most = number if self.show is None else even(number, -(-number // LINES))
-            for chunks, blocks in ((number // most, most), (1, number % most)):
-                if blocks:
-                    self._chunks(body, chunks, blocks, size)
-            return
         first = self.done
+        self.done += number * size
+        if self.bounds is None:
+            part = self.sequence.part(first, self.done)
+            if number == 1:
+                self.state, got = body(self.state, part)
+            else:
+                self.state, got = jax.lax.scan(body, self.state, part.blocks(number, size))
+                got = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), got)
+            self.shown.append(got)
+            return
 
         def block(k, now):
             state, shown = now
@@ -216,34 +211,6 @@ class Walk:
         now = self.state, self.shown[0]
         self.state, self.shown[0] = jax.lax.fori_loop(start, stop, block, now)
         self.number += number
-        self.done += number * size
-
-    def _chunks(self, body: Callable, chunks: int, blocks: int, size: int) -> None:
-        """Some chunks of blocks, and a report after each."""
-
-        def chunk(carry, part: Sequence):
-            state, due, done = carry
-            if blocks == 1:
-                state, got = body(state, part)
-            else:
-                state, got = jax.lax.scan(body, state, part.blocks(blocks, size))
-                got = _flat(got)
-            done += blocks * size
-            if self.show is not None:
-                due = self.show(due, done, got, part.mask)
-            return (state, due, done), got
-
-        carry = self.state, self.due, jnp.int32(self.done)
-        steps = chunks * blocks * size
-        part = self.sequence.part(self.done, self.done + steps)
-        if chunks == 1:
-            (self.state, self.due, _), got = chunk(carry, part)
-        else:
-            parts = part.blocks(chunks, blocks * size)
-            (self.state, self.due, _), got = jax.lax.scan(chunk, carry, parts)
-            got = _flat(got)
-        self.shown.append(got)
-        self.done += steps
 
     @property
     def results(self):
@@ -251,10 +218,6 @@ class Walk:
         if len(self.shown) == 1:
             return self.shown[0]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
-
-
-def _flat(stacked):
-    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
 
 
 def choose_window(options: CallOptions, length: int, trace_bytes: int, per_step: int) -> int:
@@ -362,8 +325,8 @@ class CallOptions(NamedTuple):
 class Run:
     """A step under observation, a moment to start from, and a sequence, which it walks in windows.
 
-    ``show`` reports the progress. ``bounds``: of the blocks of updates that are walked alone, from
-    the moment before them; None: all are.
+    ``bounds``: of the blocks of updates that are walked alone, from the moment before them; None:
+    all are.
     """
 
     def __init__(
@@ -373,10 +336,9 @@ class Run:
         sequence: Sequence,
         weights,
         options: CallOptions,
-        show: Show | None = None,
         bounds=None,
     ):
-        self.observer, self.weights, self.options, self.show = observer, weights, options, show
+        self.observer, self.weights, self.options = observer, weights, options
         self.graph = observer.graph
         self.rule = cast(Stepwise | Windowed, observer.rule)
         self.length = self.steps = len(sequence.mask)
@@ -542,7 +504,7 @@ def run_windows(run: Run) -> Result:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    walk = Walk(sequence, (start, run.observer.zeros(weights)), run.show)
+    walk = Walk(sequence, (start, run.observer.zeros(weights)))
     whole, rest = divmod(length, size)
     # The last of few windows stands apart where its trace is dropped: then it is not written. Of
     # many it is one more turn of their loop, which writes in vain but halves the program.
@@ -615,7 +577,7 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
 
     skipped = Skipped.none(run.start.t) if options.resets else None
     start = (run.weights, opt_state), run.start, skipped
-    walk = Walk(run.sequence, start, run.show, run.bounds, shown, options.row_steps)
+    walk = Walk(run.sequence, start, run.bounds, shown, options.row_steps)
     for number, size, every in blocks_of(run.length, options):
         walk.blocks(partial(block, size=every), number, size)
     (learnt, now, skipped), (losses, aux) = walk.state, walk.results
@@ -637,14 +599,14 @@ class RunInTurns:
 
     def run(self, program: Callable, first: Result, mask, progress: Any, write: Callable) -> Result:
         """How far ``program(result, bounds) -> result`` comes from the ``first`` place on, in steps
-        with such a mask. ``progress``: an ``extra.progress.Progress``, or None.
+        with such a mask; ``progress`` as users give it.
         """
-        mask = np.ones(self.length) if mask is None else mask
+        (loss, rows), every = self.shapes, self.options.row_steps
+        told = Progress(self.length, progress, mask, self.options.observe and every)
 
         def show(now: Result, done: int) -> None:
-            progress.between((now.losses, now.aux), self.steps(done), mask)
+            told.between((now.losses, now.aux), self.steps(done))
 
-        (loss, rows), every = self.shapes, self.options.row_steps
         losses, aux = buffers(loss, self.length), buffers(rows, -(-self.length // every))
         place, done, error = self.turns.run(
             lambda now, start, stop: program(now, bounds(start, stop)),
@@ -655,6 +617,64 @@ class RunInTurns:
         steps = self.steps(done)
         losses, aux = cut(place.losses, steps), cut(place.aux, -(-steps // every))
         return place._replace(losses=losses, aux=aux, stopped=error)
+
+
+CHUNKS = 50  # of a gradient whose progress is told, of two steps at least
+
+
+def in_chunks(
+    call: Callable, length: int, options: CallOptions, mask, first: Result, write: Callable
+) -> Result:
+    """The gradient of a sequence as a sum over chunks of it, between which ``options.progress`` is
+    told: ``call(end, part, mask) -> Result`` for the sum of some steps' losses. ``write(result)``
+    keeps how far it came.
+    """
+    size, mean = max(-(-length // CHUNKS), 2), options.reduction == 'mean'
+    if options.exact:  # windows stay where they are
+        window = length if options.window is None else int(options.window)
+        size = -(-size // window) * window
+    number, weights = -(-length // size), mask
+    total = float(length)
+    if mask is not None and mean:
+        # so that penalties, which no mask weighs, are divided by the number of steps
+        weights = mask * (length / divisor(mask))
+    pieces: list = []
+
+    def program(now: Result, start: int, stop: int) -> Result:
+        for k in range(start, stop):
+            part = slice(k * size, min((k + 1) * size, length))
+            found = call(now.end, part, None if weights is None else weights[part])
+            pieces.append((found.losses, found.aux))
+            grads = found.learnt
+            if now.learnt is not None:
+                grads = jax.tree.map(_added, now.learnt, grads)
+            now = now._replace(learnt=grads, end=found.end)
+        return now
+
+    def shown() -> tuple:
+        return jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
+
+    told = Progress(length, options.progress, mask)
+
+    def show(now: Result, done: int) -> None:
+        told.between(shown() if done else (), min(done * size, length))
+
+    now, done, error = Turns(number).run(program, first, write, show)
+    if error is not None and not done:
+        raise error
+    grads, (losses, aux) = now.learnt, shown()
+    if mean:
+        grads = jax.tree.map(lambda g: g if _is_zero(g) else g / total, grads)
+    return now._replace(learnt=grads, losses=losses, aux=aux, stopped=error)
+
+
+def _added(a, b):
+    return a if _is_zero(a) else a + b
+
+
+def _is_zero(g) -> bool:
+    """Whether it is the gradient of an integer."""
+    return g.dtype == jax.dtypes.float0
 
 
 def all_finite(tree) -> jax.Array:

@@ -439,9 +439,9 @@ class OnlineLearner:
         reduction : 'mean' or 'sum'
             ``'mean'`` divides by the sum of the mask.
         progress : bool or function
-            True shows a line on stderr (not under ``vmap``). ``progress(step, losses)`` is called
-            on the host with the number of steps so far and the losses since the last call, up to
-            a hundred times; of a sequence under ``vmap`` not.
+            True shows a line on stderr. ``progress(step, losses)`` is called with the number of
+            steps so far and the losses since the last call, between the parts of a loop in Python:
+            not inside of transformations.
         keep_trace : bool
             True lets a later call continue the stream. False ends it: ``t`` of the
             state that comes back is 0, so its trace counts as empty, and in a loop over batches no

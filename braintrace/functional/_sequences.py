@@ -32,6 +32,7 @@ from .._windows import (
     check_opt_state,
     check_updatable,
     first_order,
+    in_chunks,
     length_of,
     optimised,
     penalty_of,
@@ -50,7 +51,6 @@ from ..errors import (
     StepFunctionError,
     StructureError,
 )
-from ..extra.progress import Progress
 from ._compiled import Compiled
 from ._places import in_automatic_axes, is_explicit, types_of
 from ._state import OnlineState, check_carry0
@@ -110,39 +110,22 @@ class SequenceCalls:
 
     def __init__(self, learner, loss_fn: Callable, options: CallOptions):
         self.learner, self.options = learner, options
-        self.loss = checked_loss(learner, loss_fn)
-        self.every = None if options.observe is None else options.update_every  # of observed rows
+        self.loss_fn, self.loss = loss_fn, checked_loss(learner, loss_fn)
         self.kept: dict[tuple, RunInTurns] = {}
+        self.chunked: Callable | None = None  # of a gradient whose progress is told
         self.turn = jax.jit(self._turn, donate_argnums=(0, 1))
 
     def gradient(self) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
-        raised: list[BaseException] = []
-        options, progress = self.options, self.options.progress
-
-        def told(*args):
-            try:
-                progress(*args)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        if callable(progress):
-            options = options._replace(progress=told)
+        options = self.options
 
         @public('learner.sequence_grad(loss_fn)')
         def run(params, state, xs, ys, mask=None, reset=None) -> Gradient:
+            if options.progress:
+                return self._in_chunks(params, state, (xs, ys, mask, reset))
             # what is computed op by op under explicit axes is typed by them, automatic or not
             call = program if is_explicit() else on_data
-            raised.clear()
-            try:
-                found = call(params, state, (xs, ys, mask, reset))
-                # what a function of progress raises comes where the losses are waited for
-                return jax.block_until_ready(found) if callable(progress) else found
-            except jax.errors.JaxRuntimeError:
-                if raised:
-                    raise raised[0] from None
-                raise
+            return call(params, state, (xs, ys, mask, reset))
 
         def types(params, state, data) -> Gradient:
             return Gradient(types_of(params), P(), None, types_of(state))
@@ -160,6 +143,42 @@ class SequenceCalls:
 
         program = jax.jit(on_data)
         return run
+
+    def _check_told(self) -> None:
+        if self.options.progress and not _jax.is_outermost():
+            raise OptionError(
+                'progress is given inside of a transformation, and it is told between the parts of '
+                'a loop in Python. Call the function as it is, without jax.jit: it compiles itself.'
+            )
+
+    def _in_chunks(self, params, state: OnlineState, data) -> Gradient:
+        """The gradient where progress is told."""
+        self._check_told()
+        (xs, ys, mask, reset), options = data, self.options
+        length = length_of(xs, ys)
+        mask = None if mask is None else check_mask(mask, length)
+        if reset is not None:
+            flags, fresh = reset
+            flags = self.compiled(params, state, xs).checked_flags('reset flags are', flags, length)
+        keep = options.keep_trace or not options.exact
+        whole = options._replace(progress=False, reduction='sum', keep_trace=keep)
+        if self.chunked is None:
+            calls = SequenceCalls(self.learner, self.loss_fn, whole)
+            self.chunked = jax.jit(calls.gradient())
+        gradient = self.chunked
+
+        def chunk(state, part: slice, mask) -> Result:
+            xs_, ys_ = jax.tree.map(lambda a: a[part], (xs, ys))
+            of_part = None if reset is None else (flags[part], fresh)
+            grads, losses, _, new = gradient(params, state, xs_, ys_, mask, of_part)
+            return Result(grads, new, losses)
+
+        found = in_chunks(chunk, length, options, mask, Result(None, state), lambda end: None)
+        new = found.end if options.keep_trace else found.end.replace(t=0 * found.end.t)
+        given = Gradient(found.learnt, found.losses, None, new)
+        if found.stopped is not None:
+            raise with_so_far(found.stopped, given, len(found.losses), length)
+        return given
 
     def update(self) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``."""
@@ -179,6 +198,7 @@ class SequenceCalls:
         def on_data(params, opt_state, state, data) -> Trained:
             if _jax.is_outermost():
                 return self._in_turns((params, opt_state), state, data)
+            self._check_told()
             if options.not_finite == 'raise':
                 raise OptionError(
                     "not_finite is 'raise' inside of a transformation, where nothing can be "
@@ -252,11 +272,6 @@ class SequenceCalls:
             held=spread(compiled.held, axes),
             shares=(share(axes, of_loss), share(axes, of_penalty)),
         )
-        # under `vmap` each lane would print a line of progress
-        mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
-        show = None
-        if options.progress and bounds is None and not mapped:
-            show = Progress(length, options.progress, self.every).inside
         options = options.delayed(compiled.graph, compiled.rule)
         if (observe := options.observe) is not None:
             of_state = lambda grads, now: observe(grads, _after(state, now))  # noqa: E731
@@ -264,7 +279,7 @@ class SequenceCalls:
         penalised = mask is not None and isinstance(jax.eval_shape(self.loss, *example), Penalised)
         sequence = Sequence((xs, ys), mask, flags).weighed(length, penalised)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
-        return Run(observer, start, sequence, params, options, show, bounds), of_loss
+        return Run(observer, start, sequence, params, options, bounds), of_loss
 
     def _turn(self, state: OnlineState, shown, learnt, skipped, data, bounds) -> Result:
         """Some blocks of updates from a state on; all steps have ``shown`` this so far."""
@@ -291,12 +306,11 @@ class SequenceCalls:
         def turn(now: Result, bounds) -> Result:
             return self.turn(now.end, (now.losses, now.aux), now.learnt, now.skipped, data, bounds)
 
-        told = Progress(length, options.progress, self.every) if options.progress else None
         skipped = Skipped.none(state.t) if options.resets else None
         # the program takes the buffers of its state: the caller keeps his own
         learnt, state = strong((learnt, jax.tree.map(jnp.copy, state)))
         first = Result(learnt, state, skipped=skipped)
-        result = self.kept[key].run(turn, first, mask, told, lambda end: None)
+        result = self.kept[key].run(turn, first, mask, options.progress, lambda end: None)
         found, error = self._trained(result), result.stopped
         if error is None and options.not_finite == 'raise' and result.skipped is not None:
             error = _not_finite(found.losses, result.skipped)

@@ -12,7 +12,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, nn, rules, verify
-from braintrace.errors import NotSupportedError, OptionError, StepFunctionError, StructureError
+from braintrace.errors import NotSupportedError, OptionError, StructureError
 from tests.compare import assert_close
 
 T, B, N = 6, 2, 4
@@ -128,9 +128,6 @@ def test_a_function_of_progress_sees_the_last_update_and_may_change_it():
         np.any(x) for s in learner.param_states.values() for x in jax.tree.leaves(s.value)
     )
     train(lambda: learner(xs[0]))
-    with pytest.raises(StepFunctionError, match='inside of the compiled loop of etrace_grad'):
-        learner.etrace_grad(xs, ys, step_fn=step, window=30, progress=lambda *_: learner.save())
-    learner(xs[0])
 
 
 def test_messages_show_the_first_and_the_last_numbers_of_an_array():

@@ -16,8 +16,8 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules, tasks
+from braintrace._windows import turns
 from braintrace.errors import OptionError, StepFunctionError
-from braintrace.extra import progress as of_progress
 from braintrace.tasks._loop import Loop
 from tests.compare import assert_close
 
@@ -101,19 +101,22 @@ def pure():
     return learner, p, state, xs, jnp.zeros((T, 3, 2))
 
 
-@pytest.mark.parametrize('jit', [True, False])
-def test_of_pure_functions(jit):
+@pytest.mark.parametrize('options', [{}, {'window': 3, 'inside': 'exact'}, {'keep_trace': False}])
+def test_of_pure_functions(options):
     learner, p, state, xs, ys = pure()
-    call = jax.jit if jit else lambda fn: fn
-    seen = Seen()
-    found = call(learner.sequence_grad(squared, 2, progress=seen))(p, state, xs, ys)
-    jax.effects_barrier()
+    mask = jnp.where(jnp.arange(T) % 3, 1.0, 0.5)
+    seen, options = Seen(), {'window': 2, **options}
+    loss = lambda h, y: braintrace.Penalised(squared(h, y), jnp.sum(h**3))
+    flags = (jnp.arange(T) == 9, jnp.ones((3, 2)))
+    found = learner.sequence_grad(loss, progress=seen, **options)(p, state, xs, ys, mask, flags)
     seen.check(found.losses)
+    want = learner.sequence_grad(loss, **options)(p, state, xs, ys, mask, flags)
+    assert_close((found.grads, found.losses), (want.grads, want.losses))
+    assert_close((found.state.carry, found.state.t), (want.state.carry, want.state.t))
     seen, norm = Seen(), lambda grads, state: jnp.abs(grads['w']).sum()
     options = {'progress': seen.with_rows, 'observe': norm, 'update_every': 2}
-    update = call(learner.sequence_update(squared, SGD, **options))
+    update = learner.sequence_update(squared, SGD, **options)
     found = update(p, SGD.init(p), state, xs, ys)
-    jax.effects_barrier()
     seen.check(found.losses)
     np.testing.assert_array_equal(np.concatenate(seen.rows), found.observed)
 
@@ -133,7 +136,6 @@ def test_a_line_shows_the_loss_that_counts_and_changes_no_number(train, capfd):
         return found, learner.save()
 
     got = run(True)
-    jax.effects_barrier()
     line = capfd.readouterr().err
     assert f'{T}/{T} steps' in line
     assert train is not LAST or f'loss {float(got[0].losses[-1]):.4g},' in line
@@ -148,16 +150,14 @@ def test_a_line_is_renewed_a_few_times_a_second_and_at_most_a_hundred_times(
     rate, length, most, capfd, monkeypatch
 ):
     clock = [0.0]
-    monkeypatch.setattr(of_progress.time, 'perf_counter', lambda: clock[0])
-    line, due, reports = of_progress.Progress(length).tell, 0, 0
-    line(0)
-    for done in range(length // 100, length + 1, length // 100):
+    monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
+    line, shown = turns.Progress(length), (np.full(length, 0.5), None)
+    for done in range(0, length + 1, length // 100):
         clock[0] = done / rate
-        if done >= due:
-            due, reports = line(done, [0.5], [1]), reports + 1
-    assert 3 <= reports <= most
-    said = f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left'
-    assert said in capfd.readouterr().err
+        line.between(shown, done)
+    said = capfd.readouterr().err
+    assert 3 <= said.count('\n') <= most
+    assert f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left' in said
 
 
 def unread():
@@ -177,9 +177,9 @@ def closed():
 def test_where_nobody_reads_it_nothing_is_shown_and_training_goes_on(stderr, monkeypatch, capsys):
     file = stderr()
     monkeypatch.setattr(sys, 'stderr', file)
-    line = of_progress.Progress(10).tell
-    line(0)
-    assert line(5, [0.5], [1]) <= 10 and line(10, [0.5], [1]) == 10
+    line = turns.Progress(10)
+    for done in (0, 5, 10):
+        line.between((np.full(10, 0.5), None), done)
     loop = Loop.__new__(Loop)
     loop.task = tasks.adding(4)
     loop._say('1/2 updates')
@@ -292,15 +292,21 @@ def test_to_compile_in_it_is_refused():
         )
 
 
-def test_where_it_is_left_out_or_mapped_no_program_calls_back():
+def test_inside_of_a_transformation_it_is_refused():
     learner, p, state, xs, ys = pure()
-    calls = lambda fn, *args: 'io_callback' in str(jax.make_jaxpr(fn)(*args))
-    for progress in (False, True, print):
-        grad = learner.sequence_grad(squared, 2, progress=progress)
-        train = learner.sequence_update(squared, SGD, progress=progress)
-        assert calls(grad, p, state, xs, ys) is bool(progress)
-        assert calls(train, p, SGD.init(p), state, xs, ys) is bool(progress)
-        assert not calls(jax.vmap(lambda xs: grad(p, state, xs, ys)), xs[None])
+    grad = learner.sequence_grad(squared, 2, progress=print)
+    train = learner.sequence_update(squared, SGD, progress=True)
+    with pytest.raises(OptionError, match='it compiles itself'):
+        jax.jit(grad)(p, state, xs, ys)
+    with pytest.raises(OptionError, match='it compiles itself'):
+        jax.vmap(lambda xs: train(p, SGD.init(p), state, xs, ys))(xs[None])
+
+
+def test_between_two_calls_of_it_a_gradient_has_come_so_far():
+    (xs, ys), learner, seen = sequences(), made(), []
+    look = lambda step, losses: seen.append(int(learner.etrace.value['t'][0]) - step)
+    learner.etrace_grad(xs, ys, step_fn=loss_of(learner), progress=look)
+    assert len(seen) > 2 and not any(seen)
 
 
 def test_what_is_no_progress_is_refused():
