@@ -190,7 +190,8 @@ class Walk:
                 self.state, got = body(self.state, part)
             else:
                 self.state, got = jax.lax.scan(body, self.state, part.blocks(number, size))
-                got = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), got)
+                flat = lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
+                got = jax.tree.map(flat, got)
             self.shown.append(got)
             return
 
