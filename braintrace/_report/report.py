@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -78,18 +77,6 @@ class Report:
     def memory_of_lane(self) -> int:
         """Bytes of the trace that one more sample in the batch adds."""
         return self.at(1).memory - self.at(0).memory if self.batch_size is not None else 0
-
-    @property
-    def memory_of_head(self) -> int:
-        """Bytes of one head's gradients that stay apart by sample, and of an eligibility trace of
-        them: the batch size times the parameters.
-        """
-        sizes = (
-            math.prod(row.shape) * jnp.dtype(row.dtype).itemsize
-            for row in self.parameters
-            if jnp.issubdtype(row.dtype, jnp.inexact)
-        )
-        return (1 if self.batch_size is None else self.batch_size) * sum(sizes)
 
     @property
     def exact(self) -> bool:
