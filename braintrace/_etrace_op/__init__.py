@@ -1,27 +1,24 @@
 """ETP primitives, their rules, the functions that bind them, and the factories of new ones."""
 
 from ._layouts import add_bias
+from ._operands import each_axis, is_count
 from ._primitive import (
     BATCHED_PRIMITIVES,
+    ETP_PRIMITIVE_SPECS,
     ETP_PRIMITIVES,
     ETP_RULES_INIT_DRTRL,
     ETP_RULES_INIT_PP,
     ETP_RULES_XY_TO_DW,
     ETP_RULES_YW_TO_W,
-    REQUIRED_SLOTS,
     RULE_SLOTS,
     ETPPrimitive,
+    get_primitive_spec,
     is_etp_primitive,
     register_primitive,
+    register_primitive_spec,
 )
 from ._reverse import rule_reverse
-from ._spec import (
-    ETP_PRIMITIVE_SPECS,
-    ETPPrimitiveSpec,
-    get_primitive_spec,
-    register_primitive_spec,
-    whole_impl,
-)
+from ._spec import REQUIRED_SLOTS, ETPPrimitiveSpec, whole_impl
 from .automatic import AUTOMATIC, at_positions
 from .conv import conv, etp_conv_p
 from .dense import (

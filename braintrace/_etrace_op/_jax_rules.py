@@ -170,18 +170,16 @@ def derived_rule(form, slot: str) -> Callable | None:
     return partial(make, form)
 
 
-def of_weights(described, impl: Callable) -> Callable:
-    """``impl`` as ``(x, weights, **params) -> y``, by the places of operands that ``described``, a
-    primitive or its spec, declares.
-    """
+def of_weights(spec, impl: Callable) -> Callable:
+    """``impl`` as ``(x, weights, **params) -> y``, by the places of operands that the spec has."""
 
     def call(x, weights, **params):
-        operands = {} if described.x_invar_index is None else {described.x_invar_index: x}
-        invars = described.trainable_invars_fn(params)
+        operands = {} if spec.x_invar_index is None else {spec.x_invar_index: x}
+        invars = spec.trainable_invars_fn(params)
         operands |= {index: weights[name] for name, index in invars.items()}
-        structure = [params.pop(name) for name in described.structure]
+        structure = [params.pop(name) for name in spec.structure]
         out = impl(*(operands[i] for i in sorted(operands)), *structure, **params)
-        return out[described.y_outvar_index] if _is_several(out) else out
+        return out[spec.y_outvar_index] if _is_several(out) else out
 
     return call
 
@@ -223,7 +221,7 @@ def _xy_to_dw(form, x, hidden_dim, weights, /, **params):
         return over_axis(form, one, params)(x, hidden_dim, weights)
     # The reverse rule of the implementation sums over the mapped axis in one contraction. A sum
     # over the lanes' results takes six times as long (CPU, 16 lanes, 256 wide).
-    forward = of_weights(form, form.impl_fn)
+    forward = of_weights(form.spec, form.impl_fn)
     return jax.vjp(lambda weights: forward(x, weights, **params), weights)[1](hidden_dim)[0]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import saiunit as u
 
 from .._jax import hide_from_locations
-from ..errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
+from ..errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
@@ -209,3 +209,21 @@ def check_rank(op: str, name: str, found, layouts: dict[int, str], hint: str) ->
             f'{op}: {name} has shape {tuple(found)} of rank {len(found)}, expected '
             f'{" or ".join(layouts.values())}. {hint}'
         )
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether ``value`` is an int, not a bool, and at least ``least``."""
+    return (
+        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+    )
+
+
+def each_axis(owner: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
+    """One int for each of ``rank`` spatial axes; a single one holds for all."""
+    sizes = (value,) * rank if np.ndim(value) == 0 else tuple(value)
+    if len(sizes) != rank or not all(map(is_count, sizes)):
+        raise OptionError(
+            f'{owner}: {name} is {value!r}; give an int of at least 1, or one for each spatial '
+            f'axis ({rank}).'
+        )
+    return tuple(map(int, sizes))

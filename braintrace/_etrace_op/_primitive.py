@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -13,26 +15,19 @@ import jax.numpy as jnp
 
 from .._jax import Primitive
 from ..errors import MissingRuleError, RuleContractError
-from ._jax_rules import derive_jax_rules, derived_rule, lower_on, over_axis
-
-TO_INIT = '(x_var, y_var, weight_vars, num_hidden_state)'
-TO_WEIGHTS = '(x, hidden_dim, weights, **params)'
-# slot -> the arguments of its rule, its result, and what that is
-CONTRACTS = {
-    'yw_to_w': ('(hidden_dim, trace, **params)', 'dict', 'the trace, scaled at each element of y'),
-    'xy_to_dw': (TO_WEIGHTS, 'dict', 'the VJP of ``impl`` over its trainables'),
-    'init_drtrl': (TO_INIT, 'dict', "zeros, D_RTRL's trace"),
-    'init_pp': (TO_INIT, 'zeros', "ES_D_RTRL's output factor"),
-    'instant_drtrl': (TO_WEIGHTS, 'dict', "one step's entry of a trace of another layout"),
-    'solve_drtrl': (
-        '(signal, trace, weights, **params)',
-        'dict',
-        'the gradient from a trace of another layout',
-    ),
-}
-REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
+from ._jax_rules import derive_jax_rules, derived_rule, lower_on, of_weights, over_axis
+from ._layouts import output_trace
+from ._spec import (
+    CONTRACTS,
+    REQUIRED_SLOTS,
+    ETPPrimitiveSpec,
+    check_callable,
+    check_described,
+    whole_impl,
+)
 
 ETP_PRIMITIVES: set[ETPPrimitive] = set()
+ETP_PRIMITIVE_SPECS: dict[ETPPrimitive, ETPPrimitiveSpec] = {}
 
 
 class RuleTable(Mapping):
@@ -113,9 +108,10 @@ def _registering(slot: str) -> Callable[[ETPPrimitive, Callable], Callable]:
 class ETPPrimitive(Primitive):
     """A JAX primitive ``y = impl(x, *trainables)`` whose trainables can carry an eligibility trace.
 
-    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. ``own_rules``
-    has the trace rules by slot. A mapped primitive has none: it derives its rules from its
-    original's on demand.
+    :func:`braintrace.register_primitive` and :func:`braintrace.register_primitive_spec` make one
+    of its ``spec``. Abstract evaluation, lowering, JVP, transpose and batching derive from
+    ``impl``. ``own_rules`` has the trace rules by slot. A mapped primitive has none: it derives its
+    rules from its original's on demand.
 
     Two declarations keep a primitive's identity under ``jax.vmap`` over x alone: ``batched_form``,
     the primitive that does the same for a leading batch axis, and ``fold_axes(params)``, the batch
@@ -137,23 +133,6 @@ class ETPPrimitive(Primitive):
     the trainables for which they do better than the default. Setting any of these clears JAX's
     caches.
 
-    Parameters
-    ----------
-    name, impl : str, function
-        The primitive's name, and what it computes.
-    batched : bool
-        Axis 0 of x and y counts independent samples.
-    gradient_enabled : bool
-        The op is identity-like: the compiler walks through it.
-    trainable_invars_fn : function, optional
-        Static parameters of an equation -> {trainable name: operand index}; by default
-        ``{'weight': 1}``.
-    x_invar_index, y_outvar_index : int
-        The index of the untrained operand, None without such an operand, and that of y.
-    structure : names
-        The last operands that are arrays without a gradient, which no step changes, such as the
-        places of sparse entries. Each rule gets them by keyword, beside the static parameters.
-
     Raises
     ------
     MissingRuleError
@@ -171,32 +150,23 @@ class ETPPrimitive(Primitive):
 
     def __init__(
         self,
-        name: str,
-        impl: Callable,
-        *,
-        batched: bool = False,
-        gradient_enabled: bool = False,
-        trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
-        x_invar_index: int | None = 0,
-        y_outvar_index: int = 0,
-        structure: Sequence[str] = (),
+        spec: ETPPrimitiveSpec,
+        original: ETPPrimitive | None = None,
+        axes: tuple[int | None, ...] | None = None,
     ):
-        super().__init__(name)
-        self.impl_fn = impl
-        self.batched = batched
-        self.gradient_enabled = gradient_enabled
-        self.trainable_invars_fn = trainable_invars_fn or (lambda params: {'weight': 1})
-        self.x_invar_index = x_invar_index
-        self.y_outvar_index = y_outvar_index
-        self.structure = tuple(structure)
+        super().__init__(spec.name)
+        self.spec, self.impl_fn, name = spec, whole_impl(spec), spec.name
+        self.batched, self.gradient_enabled = spec.batched, spec.gradient_enabled
+        self.trainable_invars_fn = spec.trainable_invars_fn
+        self.x_invar_index, self.y_outvar_index = spec.x_invar_index, spec.y_outvar_index
+        self.structure = tuple(spec.structure)
         self.batched_form: ETPPrimitive | None = None
         self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
         self.gradient_by_group: Callable | None = None
         self.represent: Callable | None = None
         self.op: Any = None
-        self.own_rules: dict[str, Callable] = {}
-        self.original: ETPPrimitive | None = None
-        self.axes: tuple[int | None, ...] | None = None
+        self.own_rules: dict[str, Callable] = {} if original else spec.rules
+        self.original, self.axes = original, axes
         self.lowering = PlatformTable(f'the lowering of {name!r}', self._lower)
         self.trace_kernel = PlatformTable(f'the trace kernel of {name!r}', self._check_kernel)
         self.trace_reader = PlatformTable(f'the trace reader of {name!r}', self._check_kernel)
@@ -258,7 +228,7 @@ class ETPPrimitive(Primitive):
 
     def trainable_invars(self, params: dict) -> dict[str, int]:
         """Trainable name -> operand index, for an equation with these static parameters."""
-        return checked_invars(self.name, self.trainable_invars_fn(params))
+        return self.spec.resolve_trainable_invars(params)
 
     def mapped(self, axes: Iterable[int | None]) -> ETPPrimitive:
         """This primitive under ``vmap`` over axis 0 of the operands whose ``axes`` is 0; the same
@@ -267,10 +237,17 @@ class ETPPrimitive(Primitive):
         axes = tuple(axes)
         if axes not in self._mapped:
             over = [i for i, axis in enumerate(axes) if axis is not None]
-            fields = described(self) | {'batched': over == [self.x_invar_index]}
-            form = ETPPrimitive(f'{self.name}_vmap', _mapped_over(self.impl_fn, axes), **fields)
+            spec = dataclasses.replace(
+                self.spec,
+                name=f'{self.name}_vmap',
+                impl=_mapped_over(self.impl_fn, axes),
+                batched=over == [self.x_invar_index],
+                reverse=None,
+                check=None,
+                static=None,
+            )
             # its rules derive from the original's, and a further vmap makes a form of this form
-            form.original, form.axes = self, axes
+            form = ETPPrimitive(spec, self, axes)
             form.fold_axes = lambda params: None
             for platform, fn in self.lowering.items():
                 form.lowering[platform] = _mapped_over(fn, axes)
@@ -377,33 +354,6 @@ class ETPPrimitive(Primitive):
         self.own_rules.update(rules)
 
 
-def _is_index(i) -> bool:
-    return isinstance(i, int) and not isinstance(i, bool) and i >= 0
-
-
-def checked_invars(op: str, invars) -> dict[str, int]:
-    """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
-    indices.
-    """
-    if (
-        not isinstance(invars, Mapping)
-        or not invars
-        or not all(isinstance(name, str) and _is_index(i) for name, i in invars.items())
-        or len(set(invars.values())) < len(invars)
-    ):
-        raise RuleContractError(
-            f'trainable_invars_fn of {op!r} returned {invars!r}; expected a dict from trainable '
-            "name to operand index, like {'weight': 1, 'bias': 2}."
-        )
-    return dict(invars)
-
-
-def described(by) -> dict[str, Any]:
-    """The fields by which a primitive or a spec describes a primitive beside its function."""
-    fields = ('batched', 'gradient_enabled', 'trainable_invars_fn', 'x_invar_index')
-    return {name: getattr(by, name) for name in (*fields, 'y_outvar_index', 'structure')}
-
-
 def _mapped_over(fn: Callable, axes: tuple[int | None, ...]) -> Callable:
     def mapped(*args, **params):
         return jax.vmap(partial(fn, **params), in_axes=axes)(*args)
@@ -420,12 +370,6 @@ def _check_slots(name: str, slots: Iterable[str]) -> None:
         )
 
 
-def check_callable(what: str, value: Any) -> None:
-    """Refuse a value that can not be called."""
-    if not callable(value):
-        raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')
-
-
 def register_primitive(
     name: str,
     impl: Callable,
@@ -440,50 +384,166 @@ def register_primitive(
     """Make an ETP primitive from a plain JAX function, which gives it every JAX rule, and register
     it.
 
-    The arguments are those of :class:`ETPPrimitive`; ``impl`` is the function. Give the primitive
-    its trace rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
+    Give it its trace rules with ``register_etp_rules``; a missing rule is reported when a learner
+    needs it.
 
-    Raises ``RuleContractError`` for a name that is taken or a malformed description::
+    Parameters
+    ----------
+    name, impl : str, function
+        The primitive's name, and what it computes.
+    batched : bool
+        Axis 0 of x and y counts independent samples.
+    gradient_enabled : bool
+        The op is identity-like: the compiler walks through it.
+    trainable_invars_fn : function, optional
+        Static parameters of an equation -> {trainable name: operand index}; by default
+        ``{'weight': 1}``.
+    x_invar_index, y_outvar_index : int
+        The index of the untrained operand, None without such an operand, and that of y.
+    structure : names
+        The last operands that are arrays without a gradient, which no step changes, such as the
+        places of sparse entries. Each rule gets them by keyword, beside the static parameters.
 
-        gain_p = braintrace.register_primitive('etp_gain', lambda x, w: x * w, batched=True)
-        gain_p.bind(x, w)
+    Raises
+    ------
+    RuleContractError
+        The name is taken, or the description malformed.
 
-    >>> import braintrace
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp
+    >>> gain_p = braintrace.register_primitive('doc_gain_p', lambda x, w: x * w, batched=True)
+    >>> gain_p.bind(jnp.ones((2, 3)), jnp.ones(3)).shape
+    (2, 3)
     >>> braintrace.register_primitive('etp_mm', lambda x, w: x @ w)
     Traceback (most recent call last):
     braintrace.errors.RuleContractError: a primitive called 'etp_mm' is registered already. ...
     """
-    if not isinstance(name, str) or not name:
-        raise RuleContractError(
-            f'a primitive needs a name, found {name!r}; expected a non-empty string.'
+    if trainable_invars_fn is None:
+        trainable_invars_fn = lambda params: {'weight': 1}
+    return _registered(
+        ETPPrimitiveSpec(
+            name,
+            impl,
+            batched=batched,
+            gradient_enabled=gradient_enabled,
+            trainable_invars_fn=trainable_invars_fn,
+            x_invar_index=x_invar_index,
+            y_outvar_index=y_outvar_index,
+            structure=structure,
         )
-    if any(primitive.name == name for primitive in ETP_PRIMITIVES):
+    )
+
+
+def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
+    """Register everything that ``spec`` describes and return its primitive; nothing is registered
+    if it is refused.
+
+    Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function,
+    a taken name.
+
+    >>> import braintrace
+    >>> spec = braintrace.ETPPrimitiveSpec('doc_without_rules', lambda x, w: x * w)
+    >>> braintrace.register_primitive_spec(spec)
+    Traceback (most recent call last):
+    braintrace.errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
+    """
+    if not isinstance(spec, ETPPrimitiveSpec):
+        raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
+    required = (*REQUIRED_SLOTS, 'trainable_invars_fn')
+    missing = [name for name in required if getattr(spec, name) is None]
+    if missing:
         raise RuleContractError(
-            f'a primitive called {name!r} is registered already. Choose another name, or keep the '
-            'primitive that the first registration returned and give it rules with '
+            f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs '
+            f'{", ".join(required)}; to register a primitive before its rules are written, use '
+            '`register_primitive` and `primitive.register_etp_rules(...)`.'
+        )
+    primitive = _registered(spec)
+    ETP_PRIMITIVE_SPECS[primitive] = spec
+    return primitive
+
+
+def _registered(spec: ETPPrimitiveSpec) -> ETPPrimitive:
+    # everything is checked before the registration, so that nothing is half registered
+    check_described(spec)
+    if any(primitive.name == spec.name for primitive in ETP_PRIMITIVES):
+        raise RuleContractError(
+            f'a primitive called {spec.name!r} is registered already. Choose another name, or keep '
+            'the primitive that the first registration returned and give it rules with '
             '`primitive.register_etp_rules(...)`.'
         )
-    check_callable(f'the implementation of {name!r}', impl)
-    if trainable_invars_fn is not None:
-        check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
-    if x_invar_index is not None and not _is_index(x_invar_index):
-        found = f'x_invar_index of {name!r} is {x_invar_index!r}'
-        raise RuleContractError(f'{found}, expected an integer >= 0 or None.')
-    if not _is_index(y_outvar_index):
-        found = f'y_outvar_index of {name!r} is {y_outvar_index!r}'
-        raise RuleContractError(f'{found}, expected an integer >= 0.')
-    primitive = ETPPrimitive(
-        name,
-        impl,
-        batched=batched,
-        gradient_enabled=gradient_enabled,
-        trainable_invars_fn=trainable_invars_fn,
-        x_invar_index=x_invar_index,
-        y_outvar_index=y_outvar_index,
-        structure=structure,
-    )
+    primitive = ETPPrimitive(spec)
     ETP_PRIMITIVES.add(primitive)
     return primitive
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """Undo every registration made inside if anything raises."""
+    before = set(ETP_PRIMITIVES)
+    try:
+        yield
+    except BaseException:  # also an interrupt; it is raised again below
+        for primitive in ETP_PRIMITIVES - before:
+            ETP_PRIMITIVES.discard(primitive)
+            ETP_PRIMITIVE_SPECS.pop(primitive, None)
+        raise
+
+
+def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
+    """The spec with the rules that every op can derive from its function: ``xy_to_dw`` is its VJP,
+    which sums over a batch, and ``init_pp`` has y's shape.
+    """
+    if spec.trainable_invars_fn is None:
+        invars = {'weight': 0 if spec.x_invar_index is None else 1}
+        spec = dataclasses.replace(spec, trainable_invars_fn=lambda params: invars)
+    forward = of_weights(spec, whole_impl(spec))
+
+    def xy_to_dw(x, hidden_dim, weights, **params):
+        y, pull = jax.vjp(lambda w: forward(x, w, **params), weights)
+        return pull(hidden_dim.astype(y.dtype))[0]
+
+    return dataclasses.replace(
+        spec, xy_to_dw=spec.xy_to_dw or xy_to_dw, init_pp=spec.init_pp or output_trace
+    )
+
+
+def register_both_forms(
+    spec_of: Callable[[bool], ETPPrimitiveSpec],
+) -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Complete and register the spec for a batch and that for one sample, and tell each of the
+    other.
+    """
+    with all_or_none():
+        batched, single = (register_primitive_spec(completed(spec_of(b))) for b in (True, False))
+    # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
+    batched.fold_axes = lambda params: (0, 0)
+    single.batched_form = batched
+    return batched, single
+
+
+def get_primitive_spec(primitive) -> ETPPrimitiveSpec:
+    """The spec that ``primitive`` was registered with.
+
+    Raises ``RuleContractError`` for a primitive that was not registered by a spec.
+
+    >>> import braintrace
+    >>> from braintrace import kit
+    >>> op = kit.make_elementwise_op('doc_gained', lambda x, w: x * w)
+    >>> braintrace.get_primitive_spec(op.primitive).name
+    'doc_gained'
+    """
+    if primitive in ETP_PRIMITIVE_SPECS:
+        return ETP_PRIMITIVE_SPECS[primitive]
+    what = (
+        'was registered without a spec'
+        if isinstance(primitive, ETPPrimitive)
+        else 'is not an ETP primitive'
+    )
+    raise RuleContractError(
+        f'{str(primitive)!r} {what}; `register_primitive_spec(ETPPrimitiveSpec(...))` registers '
+        'one with its spec.'
+    )
 
 
 def is_etp_primitive(primitive) -> bool:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from ..errors import RuleContractError
-from ._jax_rules import of_weights
-from ._layouts import output_trace
-from ._primitive import (
-    ETP_PRIMITIVES,
-    REQUIRED_SLOTS,
-    RULE_SLOTS,
-    ETPPrimitive,
-    checked_invars,
-    described,
-    register_primitive,
-)
 from ._reverse import Reverse, with_reverse
+
+TO_INIT = '(x_var, y_var, weight_vars, num_hidden_state)'
+TO_WEIGHTS = '(x, hidden_dim, weights, **params)'
+# slot -> the arguments of its rule, its result, and what that is
+CONTRACTS = {
+    'yw_to_w': ('(hidden_dim, trace, **params)', 'dict', 'the trace, scaled at each element of y'),
+    'xy_to_dw': (TO_WEIGHTS, 'dict', 'the VJP of ``impl`` over its trainables'),
+    'init_drtrl': (TO_INIT, 'dict', "zeros, D_RTRL's trace"),
+    'init_pp': (TO_INIT, 'zeros', "ES_D_RTRL's output factor"),
+    'instant_drtrl': (TO_WEIGHTS, 'dict', "one step's entry of a trace of another layout"),
+    'solve_drtrl': (
+        '(signal, trace, weights, **params)',
+        'dict',
+        'the gradient from a trace of another layout',
+    ),
+}
+REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,11 @@ class ETPPrimitiveSpec:
             )
         return super().__new__(cls)
 
+    @property
+    def rules(self) -> dict[str, Callable]:
+        """The rules that are given, by slot."""
+        return {slot: rule for slot in CONTRACTS if (rule := getattr(self, slot)) is not None}
+
     def resolve_trainable_invars(self, params: dict) -> dict[str, int]:
         """Trainable name -> operand index, for an equation with these static parameters."""
         if self.trainable_invars_fn is None:
@@ -91,101 +102,25 @@ class ETPPrimitiveSpec:
         return checked_invars(self.name, self.trainable_invars_fn(params))
 
 
-ETP_PRIMITIVE_SPECS: dict[ETPPrimitive, ETPPrimitiveSpec] = {}
+def _is_index(i) -> bool:
+    return isinstance(i, int) and not isinstance(i, bool) and i >= 0
 
 
-def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
-    """Register everything that ``spec`` describes and return its primitive; nothing is registered
-    if it is refused.
-
-    Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function,
-    a taken name.
-
-    >>> import braintrace
-    >>> spec = braintrace.ETPPrimitiveSpec('doc_without_rules', lambda x, w: x * w)
-    >>> braintrace.register_primitive_spec(spec)
-    Traceback (most recent call last):
-    braintrace.errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
+def checked_invars(op: str, invars) -> dict[str, int]:
+    """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
+    indices.
     """
-    if not isinstance(spec, ETPPrimitiveSpec):
-        raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
-    required = (*REQUIRED_SLOTS, 'trainable_invars_fn')
-    missing = [name for name in required if getattr(spec, name) is None]
-    if missing:
+    if (
+        not isinstance(invars, Mapping)
+        or not invars
+        or not all(isinstance(name, str) and _is_index(i) for name, i in invars.items())
+        or len(set(invars.values())) < len(invars)
+    ):
         raise RuleContractError(
-            f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs '
-            f'{", ".join(required)}; to register a primitive before its rules are written, use '
-            '`register_primitive` and `primitive.register_etp_rules(...)`.'
+            f'trainable_invars_fn of {op!r} returned {invars!r}; expected a dict from trainable '
+            "name to operand index, like {'weight': 1, 'bias': 2}."
         )
-    # everything is checked before the first registration, so that nothing is half registered
-    given = lambda *names: {n: v for n in names if (v := getattr(spec, n)) is not None}
-    unlisted = [
-        f'{name} is {value!r}'
-        for name, value in given('static', 'cases', 'structure').items()
-        if isinstance(value, str) or not isinstance(value, Sequence)
-    ]
-    if unlisted:
-        raise RuleContractError(
-            f'the spec of {spec.name!r}: {", ".join(unlisted)}, expected a list.'
-        )
-    wrong = [
-        f'{name} is a {type(value).__name__}'
-        for name, value in given(*RULE_SLOTS, 'check').items()
-        if not callable(value)
-    ]
-    if wrong:
-        raise RuleContractError(
-            f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.'
-        )
-    primitive = register_primitive(spec.name, whole_impl(spec), **described(spec))
-    primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
-    ETP_PRIMITIVE_SPECS[primitive] = spec
-    return primitive
-
-
-@contextlib.contextmanager
-def all_or_none() -> Iterator[None]:
-    """Undo every registration made inside if anything raises."""
-    before = set(ETP_PRIMITIVES)
-    try:
-        yield
-    except BaseException:  # also an interrupt; it is raised again below
-        for primitive in ETP_PRIMITIVES - before:
-            ETP_PRIMITIVES.discard(primitive)
-            ETP_PRIMITIVE_SPECS.pop(primitive, None)
-        raise
-
-
-def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
-    """The spec with the rules that every op can derive from its function: ``xy_to_dw`` is its VJP,
-    which sums over a batch, and ``init_pp`` has y's shape.
-    """
-    if spec.trainable_invars_fn is None:
-        invars = {'weight': 0 if spec.x_invar_index is None else 1}
-        spec = dataclasses.replace(spec, trainable_invars_fn=lambda params: invars)
-    forward = of_weights(spec, whole_impl(spec))
-
-    def xy_to_dw(x, hidden_dim, weights, **params):
-        y, pull = jax.vjp(lambda w: forward(x, w, **params), weights)
-        return pull(hidden_dim.astype(y.dtype))[0]
-
-    return dataclasses.replace(
-        spec, xy_to_dw=spec.xy_to_dw or xy_to_dw, init_pp=spec.init_pp or output_trace
-    )
-
-
-def register_both_forms(
-    spec_of: Callable[[bool], ETPPrimitiveSpec],
-) -> tuple[ETPPrimitive, ETPPrimitive]:
-    """Complete and register the spec for a batch and that for one sample, and tell each of the
-    other.
-    """
-    with all_or_none():
-        batched, single = (register_primitive_spec(completed(spec_of(b))) for b in (True, False))
-    # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
-    batched.fold_axes = lambda params: (0, 0)
-    single.batched_form = batched
-    return batched, single
+    return dict(invars)
 
 
 def whole_impl(spec: ETPPrimitiveSpec) -> Callable:
@@ -212,25 +147,35 @@ def whole_impl(spec: ETPPrimitiveSpec) -> Callable:
     return checked
 
 
-def get_primitive_spec(primitive) -> ETPPrimitiveSpec:
-    """The spec that ``primitive`` was registered with.
+def check_described(spec: ETPPrimitiveSpec) -> None:
+    """Refuse a malformed description; rules may lack."""
+    name = spec.name
+    if not isinstance(name, str) or not name:
+        raise RuleContractError(
+            f'a primitive needs a name, found {name!r}; expected a non-empty string.'
+        )
+    check_callable(f'the implementation of {name!r}', spec.impl)
+    for what, expected in INDICES.items():
+        value = getattr(spec, what)
+        if not (_is_index(value) or (value is None and 'None' in expected)):
+            raise RuleContractError(f'{what} of {name!r} is {value!r}, expected {expected}.')
+    for what in (*CONTRACTS, 'trainable_invars_fn', 'check'):
+        if (value := getattr(spec, what)) is not None:
+            kind = f'the rule {what!r}' if what in CONTRACTS else what
+            check_callable(f'{kind} of {name!r}', value)
+    for what in ('static', 'cases', 'structure'):
+        value = getattr(spec, what)
+        if isinstance(value, str) or not isinstance(value, Sequence | None):
+            raise RuleContractError(f'the spec of {name!r}: {what} is {value!r}, expected a list.')
 
-    Raises ``RuleContractError`` for a primitive that was not registered by a spec.
 
-    >>> import braintrace
-    >>> from braintrace import kit
-    >>> op = kit.make_elementwise_op('doc_gained', lambda x, w: x * w)
-    >>> braintrace.get_primitive_spec(op.primitive).name
-    'doc_gained'
-    """
-    if primitive in ETP_PRIMITIVE_SPECS:
-        return ETP_PRIMITIVE_SPECS[primitive]
-    what = (
-        'was registered without a spec'
-        if isinstance(primitive, ETPPrimitive)
-        else 'is not an ETP primitive'
-    )
-    raise RuleContractError(
-        f'{str(primitive)!r} {what}; `register_primitive_spec(ETPPrimitiveSpec(...))` registers '
-        'one with its spec.'
-    )
+INDICES = {
+    'x_invar_index': 'an integer >= 0 or None',
+    'y_outvar_index': 'an integer >= 0',
+}
+
+
+def check_callable(what: str, value: Any) -> None:
+    """Refuse a value that can not be called."""
+    if not callable(value):
+        raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')

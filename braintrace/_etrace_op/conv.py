@@ -20,12 +20,14 @@ from ._layouts import bias_at, zeros_trace
 from ._operands import (
     bias_operands,
     check_shape,
+    each_axis,
     input_operand,
+    is_count,
     trainable_operand,
     with_unit,
 )
-from ._primitive import ETPPrimitive
-from ._spec import ETPPrimitiveSpec, completed, register_primitive_spec
+from ._primitive import ETPPrimitive, completed, register_primitive_spec
+from ._spec import ETPPrimitiveSpec
 
 # receptive fields ---------------------------------------------------------------------------------
 #
@@ -366,11 +368,12 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options)
     numbers = options['dimension_numbers']
     layout = _checked_layout(x, kernel, options)
     rank, unit = x.ndim - 2, x_unit * kernel_unit
-    options['lhs_dilation'] = _each_axis('lhs_dilation', options['lhs_dilation'], rank)
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
-    options['strides'] = _each_axis('strides', options['strides'], rank) or (1,) * rank
+    options['strides'] = 1 if options['strides'] is None else options['strides']
+    for name in ('strides', 'lhs_dilation', 'rhs_dilation'):
+        if options[name] is not None:
+            options[name] = each_axis('conv', name, options[name], rank)
     options['padding'] = _checked_padding(options['padding'], rank, options['lhs_dilation'])
-    options['rhs_dilation'] = _each_axis('rhs_dilation', options['rhs_dilation'], rank)
     # Rules want the batch in front: where the layout has it elsewhere, x and y are moved.
     batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
     options['dimension_numbers'] = tuple(numbers) if isinstance(numbers, list) else numbers
@@ -404,7 +407,7 @@ def _checked_layout(x, kernel, options: dict) -> jax.lax.ConvDimensionNumbers:
             f"{x.ndim}; expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
         ) from error
     for name in ('feature_group_count', 'batch_group_count'):
-        if not _is_count(options[name]):
+        if not is_count(options[name]):
             raise OptionError(f'conv: {name} is {options[name]!r}, expected an integer >= 1.')
     feature_groups, batch_groups = options['feature_group_count'], options['batch_group_count']
     batch, channels = (x.shape[axis] for axis in layout.lhs_spec[:2])
@@ -425,22 +428,6 @@ def _checked_layout(x, kernel, options: dict) -> jax.lax.ConvDimensionNumbers:
         if size % groups:
             raise EtpShapeError(f'conv: {size} {name} do not divide into {groups} groups.')
     return layout
-
-
-def _is_count(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
-
-
-def _each_axis(name: str, value, rank: int) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    sizes = (value,) * rank if np.ndim(value) == 0 else tuple(value)
-    if len(sizes) != rank or not all(_is_count(size) for size in sizes):
-        raise OptionError(
-            f'conv: {name} is {value!r}, expected an integer >= 1, or {rank} of them, one for a '
-            'spatial axis.'
-        )
-    return tuple(int(size) for size in sizes)
 
 
 def _checked_padding(padding, rank: int, lhs_dilation) -> str | tuple[tuple[int, int], ...]:

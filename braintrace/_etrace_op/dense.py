@@ -19,7 +19,8 @@ from ._operands import (
     trainable_operand,
     with_unit,
 )
-from ._spec import ETPPrimitiveSpec, register_both_forms
+from ._primitive import register_both_forms
+from ._spec import ETPPrimitiveSpec
 
 FEATURES = 'in', 'batch in'  # the axes of an x that is one sample, or a batch
 

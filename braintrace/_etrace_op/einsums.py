@@ -19,8 +19,8 @@ from .._signatures import refuses
 from ..errors import OptionError
 from ._layouts import bias_at, zeros_trace
 from ._operands import product_operands, with_unit
-from ._primitive import ETPPrimitive
-from ._spec import ETPPrimitiveSpec, all_or_none, completed, register_primitive_spec
+from ._primitive import ETPPrimitive, all_or_none, completed, register_primitive_spec
+from ._spec import ETPPrimitiveSpec
 
 
 @dataclasses.dataclass(frozen=True)

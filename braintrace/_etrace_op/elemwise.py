@@ -15,7 +15,8 @@ from .._signatures import public
 from ..errors import OptionError
 from ._layouts import parameter_trace
 from ._operands import trainable_operand, with_unit
-from ._spec import ETPPrimitiveSpec, completed, register_primitive_spec
+from ._primitive import completed, register_primitive_spec
+from ._spec import ETPPrimitiveSpec
 
 
 def _identity(weight):

@@ -35,15 +35,15 @@ from ._operands import (
     trainable_operand,
     with_unit,
 )
-from ._primitive import RULE_SLOTS, ETPPrimitive, check_callable
-from ._spec import (
-    ETPPrimitiveSpec,
+from ._primitive import (
+    RULE_SLOTS,
+    ETPPrimitive,
     completed,
     get_primitive_spec,
     register_both_forms,
     register_primitive_spec,
-    whole_impl,
 )
+from ._spec import ETPPrimitiveSpec, check_callable, whole_impl
 from .conv import DEFAULTS, bind_conv, register_conv
 
 

@@ -14,8 +14,8 @@ from .._signatures import refuses
 from ..errors import EtpDtypeError, EtpShapeError
 from ._layouts import add_bias, bias_at, parameter_trace
 from ._operands import product_operands, with_unit
-from ._primitive import ETPPrimitive
-from ._spec import ETPPrimitiveSpec, register_both_forms
+from ._primitive import ETPPrimitive, register_both_forms
+from ._spec import ETPPrimitiveSpec
 from .dense import FEATURES
 
 # patterns -----------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _entries(x, d, rows, columns, pointers, *, shape):
 
 
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.
-entries_p = ETPPrimitive('sp_entries', _entries)
+entries_p = ETPPrimitive(ETPPrimitiveSpec('sp_entries', _entries))
 
 
 def _xy_to_dw(x, hidden_dim, weights, *, rows, columns, pointers, shape, padded, has_bias=False):

@@ -13,6 +13,7 @@ import numpy as np
 import saiunit as u
 from brainstate.nn import init
 
+from .._etrace_op import is_count
 from ..errors import EtpDtypeError, EtpShapeError, OptionError
 
 Size = int | Sequence[int]
@@ -43,13 +44,6 @@ class Default:
 KAIMING, XAVIER = Default('KaimingNormal'), Default('XavierNormal')
 LECUN, LECUN_UNIFORM = Default('LecunNormal'), Default('LecunUniform')
 ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
-
-
-def is_count(value: Any, least: int) -> bool:
-    """Whether ``value`` is an int, not a bool, and at least ``least``."""
-    return (
-        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-    )
 
 
 def counted(owner: str, **sizes: Any) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import brainstate
 import jax
 import numpy as np
 
-from .._etrace_op import conv
+from .._etrace_op import conv, each_axis, is_count
 from .._signatures import ShowsArguments
 from ..errors import OptionError
-from ._arguments import XAVIER, Init, axes, check_input, counted, first_value, is_count, parameter
+from ._arguments import XAVIER, Init, axes, check_input, counted, first_value, parameter
 from ._docs import Documented
 
 Sizes = int | Sequence[int]
@@ -92,14 +92,14 @@ class Conv(Documented, ShowsArguments, brainstate.nn.Module):
         self.in_channels = self._channels(groups)
         (self.out_channels,) = counted(owner, out_channels=out_channels)
         self.options = {
-            'strides': self._each_axis('stride', stride),
+            'strides': each_axis(owner, 'stride', stride, self.rank),
             'padding': self._padding(padding),
-            'lhs_dilation': self._each_axis('lhs_dilation', lhs_dilation),
-            'rhs_dilation': self._each_axis('rhs_dilation', rhs_dilation),
+            'lhs_dilation': each_axis(owner, 'lhs_dilation', lhs_dilation, self.rank),
+            'rhs_dilation': each_axis(owner, 'rhs_dilation', rhs_dilation, self.rank),
             'feature_group_count': groups,
             'dimension_numbers': layout(self.rank, self.channel_first),
         }
-        window = self._each_axis('kernel_size', kernel_size)
+        window = each_axis(owner, 'kernel_size', kernel_size, self.rank)
         shape = (*window, self.in_channels // groups, self.out_channels)
         masked = w_mask is not None
         self.w_mask = first_value(owner, 'w_mask', w_mask, shape, spread=True) if masked else None
@@ -135,16 +135,6 @@ class Conv(Documented, ShowsArguments, brainstate.nn.Module):
                 f'{owner}: {channels} input channels do not divide into {groups} groups.'
             )
         return channels
-
-    def _each_axis(self, name: str, value: Any) -> tuple[int, ...]:
-        """One int for each spatial axis; a single one holds for all."""
-        sizes = tuple(value) if isinstance(value, Sequence) else (value,) * self.rank
-        if len(sizes) != self.rank or not all(is_count(size, 1) for size in sizes):
-            raise OptionError(
-                f'{type(self).__name__}: {name} is {value!r}; give an int of at least 1, or '
-                f'one for each spatial axis ({self.rank}).'
-            )
-        return tuple(map(int, sizes))
 
     def _padding(self, padding: Any) -> Any:
         """A name, or a pair for each spatial axis."""

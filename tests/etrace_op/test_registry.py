@@ -176,7 +176,7 @@ REFUSED = [  # a call, and what it says
     ),
     (
         of_spec(init_drtrl=3, solve_drtrl='a'),
-        'init_drtrl is a int, solve_drtrl is a str; every rule is a function',
+        "the rule 'init_drtrl' of 'etp_test' is a int, expected a function",
     ),
     (of_spec(name='etp_mv'), "'etp_mv' is registered already"),
     (of_spec(impl=3), 'the implementation'),

@@ -319,7 +319,7 @@ def test_groups_that_do_not_divide_are_refused(kernel, groups, message):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'strides': (1, 1)}, r'strides is \(1, 1\), expected an integer >= 1, or 1 of them'),
+        ({'strides': (1, 1)}, r'strides is \(1, 1\); give an int of at least 1, or one for each'),
         ({'strides': 0}, 'strides is 0'),
         ({'strides': 1.5}, 'strides is 1.5'),
         ({'strides': True}, 'strides is True'),
