@@ -44,7 +44,7 @@ from .factories import (
     new_etp_primitive,
 )
 from .sparse import (
-    FUSED_LANES,
+    FUSED_SAMPLES,
     SparseStructure,
     etp_sp_mm_p,
     etp_sp_mv_p,

@@ -40,7 +40,7 @@ def derive_jax_rules(primitive) -> None:
                 'tuple in another.'
             )
         # The first abstract evaluation comes before any use of the answer. An original whose mapped
-        # form alone is called has no evaluation of its own, so it is told here too.
+        # form alone is called has no evaluation of its own, so it is set here too.
         for form in forms:
             form._several = form.multiple_results = several
         return list(jaxpr.out_avals) if several else jaxpr.out_avals[0]
@@ -139,7 +139,7 @@ def _batch(primitive, args, dims, **params):
 def _fold(primitive, args, dim, axes, params):
     """Merge x's mapped axis into its batch axis, bind, and split y's axis again."""
     where, (x_axis, y_axis) = primitive.x_invar_index, axes
-    # The mapped axis goes in front of the batch axis, or behind it where the batch is sharded,
+    # The mapped axis goes before the batch axis, or after it where the batch is sharded,
     # since an explicitly sharded axis stays outermost.
     batch_axis = x_axis if dim > x_axis else x_axis + 1
     inside = int(jax.typeof(args[where]).sharding.spec[batch_axis] is not None)
@@ -153,9 +153,9 @@ def _fold(primitive, args, dim, axes, params):
 # trace rules under vmap ---------------------------------------------------------------------------
 #
 # The trace of a mapped primitive has the mapped axis in front of the original's layout. So has the
-# trace of a trainable that all lanes share, since the lanes' entries differ; its gradient is the
+# trace of a trainable that mapped samples share, since their entries differ; its gradient is the
 # sum over the axis, so its trace does not have the parameter's layout. The same holds for an
-# original with a batch, whose batch axis stays behind the mapped one.
+# original with a batch, whose batch axis stays after the mapped one.
 
 
 def derived_rule(form, slot: str) -> Callable | None:
@@ -220,15 +220,15 @@ def _xy_to_dw(form, x, hidden_dim, weights, /, **params):
         one = form.original.bound_rule('xy_to_dw', params)
         return over_axis(form, one, params)(x, hidden_dim, weights)
     # The reverse rule of the implementation sums over the mapped axis in one contraction. A sum
-    # over the lanes' results takes six times as long (CPU, 16 lanes, 256 wide).
+    # over the samples' results takes six times as long (CPU, 16 samples, 256 wide).
     forward = of_weights(form.spec, form.impl_fn)
     return jax.vjp(lambda weights: forward(x, weights, **params), weights)[1](hidden_dim)[0]
 
 
 def _instant(form, x, hidden_dim, weights, /, **params):
     own = form.root.optional_rule('instant_drtrl') is not None
-    of_lane = form.root.bound_rule('instant_drtrl' if own else 'xy_to_dw', params)
-    entry = form.by_lane(of_lane, params)(x, hidden_dim, weights)
+    of_sample = form.root.bound_rule('instant_drtrl' if own else 'xy_to_dw', params)
+    entry = form.by_sample(of_sample, params)(x, hidden_dim, weights)
     return {name: value.sum(0) for name, value in entry.items()} if form.batched else entry
 
 
@@ -244,22 +244,22 @@ def _solve(form, signal, trace, weights, /, **params):
     if original.optional_rule('solve_drtrl') is not None:
         one = original.bound_rule('solve_drtrl', params)
     solved = jax.vmap(one, in_axes=(0, 0, axes))(signal, trace, weights)
-    # a trainable that all lanes share has the sum of their gradients
+    # a trainable that all mapped samples share has the sum of their gradients
     return {name: value.sum(0) if axes[name] is None else value for name, value in solved.items()}
 
 
 def _init(slot, form, x_var, y_var, weight_vars, num_hidden_state, /, **params):
-    def lane(var, axis):
+    def unmapped(var, axis):
         """The variable of the original, without the mapped axis."""
         if var is None or axis is None:
             return var
         return SimpleNamespace(aval=jax.ShapeDtypeStruct(var.aval.shape[1:], var.aval.dtype))
 
-    axes, lanes = _weight_axes(form, params), y_var.aval.shape[0]
-    x = None if x_var is None else lane(x_var, form.axes[form.x_invar_index])
-    weights = {name: lane(var, axes[name]) for name, var in weight_vars.items()}
-    zeros = form.original.bound_rule(slot, params)(x, lane(y_var, 0), weights, num_hidden_state)
-    wide = lambda value: jnp.broadcast_to(value, (lanes, *value.shape))
+    axes, size = _weight_axes(form, params), y_var.aval.shape[0]
+    x = None if x_var is None else unmapped(x_var, form.axes[form.x_invar_index])
+    weights = {name: unmapped(var, axes[name]) for name, var in weight_vars.items()}
+    zeros = form.original.bound_rule(slot, params)(x, unmapped(y_var, 0), weights, num_hidden_state)
+    wide = lambda value: jnp.broadcast_to(value, (size, *value.shape))
     return wide(zeros) if slot == 'init_pp' else {n: wide(z) for n, z in zeros.items()}
 
 

@@ -299,8 +299,8 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, A
 
     def instant_drtrl(x, hidden_dim, weights, *, places, **params):
         # For one sample this is the outer product of x and d; a batch is summed.
-        lanes = math.prod(x.shape[: x.ndim - len(places.x)])
-        x, d = x.reshape(lanes, math.prod(places.x)), hidden_dim.reshape(lanes, math.prod(places.y))
+        size = math.prod(x.shape[: x.ndim - len(places.x)])  # of the batch
+        x, d = x.reshape(size, math.prod(places.x)), hidden_dim.reshape(size, math.prod(places.y))
         entry = {name: jnp.zeros((0,), d.dtype) for name in weights}
         entry |= {holder(weights): x.T @ d, 'bias': d.sum(0).reshape(places.y)}
         return {name: entry[name].astype(dtype) for name, dtype in dtypes(weights).items()}

@@ -118,8 +118,8 @@ class ETPPrimitive(Primitive):
     axes ``(in x, in y)`` of independent samples or None. Any other mapping binds ``mapped(axes)``,
     a primitive that holds its ``original`` and the mapped ``axes``; it is ``batched`` where x alone
     is mapped. ``gradient_by_group(number, x, d, weights, **params)`` may give ``xy_to_dw`` of
-    groups of lanes apart, where devices that share the lanes had better not map it over groups.
-    ``represent(x, weights)`` may give the numbers for which an input of integers stands in a
+    groups of samples apart, where devices that share the batch had better not map it over groups.
+    ``represent(x, weights)`` may give the numbers that an input of integers means in a
     factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
 
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform.
@@ -129,7 +129,7 @@ class ETPPrimitive(Primitive):
     ``trace_reader[platform] = fn(onto, signal, trace, alive, **params)`` adds ``< signal , e >`` to
     gradients, and ``trace_writer[platform] = fn(p, blocks, trace, alive, **params)`` writes steps:
     ``p e`` and the sums of ``x_k (x) q_k`` over blocks ``(x, q)`` of rows. Signals and traces have
-    a value for each state; lanes without the flag ``alive`` count as zero. Both return a dict of
+    a value for each state; samples without the flag ``alive`` count as zero. Both return a dict of
     the trainables for which they do better than the default. Setting any of these clears JAX's
     caches.
 
@@ -196,7 +196,7 @@ class ETPPrimitive(Primitive):
         return f'ETPPrimitive({"; ".join(parts)})'
 
     def _lower(self, platform: str, fn: Callable) -> None:
-        # forms that were mapped before are lowered anew; later ones ask ``lowering``
+        # forms that were mapped before are lowered again; later ones ask ``lowering``
         lower_on(self, platform, fn)
         for axes, form in self._mapped.items():
             form.lowering[platform] = _mapped_over(fn, axes)
@@ -223,7 +223,7 @@ class ETPPrimitive(Primitive):
 
     @property
     def root(self) -> ETPPrimitive:
-        """The registered primitive behind a mapped form, or this one."""
+        """The registered primitive of a mapped form, or this one."""
         return [self, *self.originals()][-1]
 
     def trainable_invars(self, params: dict) -> dict[str, int]:
@@ -268,14 +268,14 @@ class ETPPrimitive(Primitive):
         _check_slots(self.name, [slot])
         return self.own_rules.get(slot) if self.original is None else derived_rule(self, slot)
 
-    def by_lane(self, fn: Callable, params: dict, axis: int = 0) -> Callable:
+    def by_sample(self, fn: Callable, params: dict, axis: int = 0) -> Callable:
         """Map ``fn(x, d, weights)`` of the root over the axes that a trace keeps apart: mapped
         axes, and samples as batches of one.
 
         These axes begin at ``axis`` of x and d, and lead in the result.
         """
         if self.original is not None:
-            return over_axis(self, self.original.by_lane(fn, params, axis), params, axis)
+            return over_axis(self, self.original.by_sample(fn, params, axis), params, axis)
         if not self.batched:
             return fn
 
@@ -402,7 +402,7 @@ def register_primitive(
         The index of the untrained operand, None without such an operand, and that of y.
     structure : names
         The last operands that are arrays without a gradient, which no step changes, such as the
-        places of sparse entries. Each rule gets them by keyword, beside the static parameters.
+        places of sparse entries. Each rule gets them by keyword, with the static parameters.
 
     Raises
     ------

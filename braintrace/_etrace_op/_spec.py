@@ -49,7 +49,7 @@ class ETPPrimitiveSpec:
       them
     - ``static``: names of the parameters, whose values must be hashable
     - ``structure``: names of the last operands that are arrays without a gradient, which no step
-      changes, such as the places of sparse entries; each rule gets them by keyword, beside the
+      changes, such as the places of sparse entries; each rule gets them by keyword, with the
       parameters
 
     >>> import jax.numpy as jnp

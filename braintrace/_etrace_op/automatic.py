@@ -102,16 +102,16 @@ def _rows(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable |
     numbers, mode = params['dimension_numbers'], params['mode']
     indices = avals[1].shape
     collapsed = tuple(numbers.collapsed_slice_dims)
-    behind = tuple(range(len(indices) - 1, len(indices) - 1 + len(table) - len(collapsed)))
+    trailing = tuple(range(len(indices) - 1, len(indices) - 1 + len(table) - len(collapsed)))
     fills = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
     fits = (
         mode != jax.lax.GatherScatterMode.ONE_HOT
         and collapsed in ((), (0,))
         and tuple(numbers.start_index_map)[:1] == (0,)
-        and tuple(numbers.offset_dims) == behind
+        and tuple(numbers.offset_dims) == trailing
         and not numbers.operand_batching_dims
     )
-    # a start behind the first is 0 where starts are clipped, and may be out of bounds elsewhere
+    # a start after the first is 0 where starts are clipped, and may be out of bounds elsewhere
     value = params['fill_value']
     is_nan = value is None or bool(value != value)
     if not fits or fills and (indices[-1] > 1 or not is_nan):

@@ -36,7 +36,7 @@ from ._spec import ETPPrimitiveSpec
 
 
 def conv_layout(dimension_numbers, rank: int) -> jax.lax.ConvDimensionNumbers:
-    """Where batch, channel and spatial axes stand in x, kernel and y of this rank."""
+    """Where batch, channel and spatial axes are in x, kernel and y of this rank."""
     return jax.lax.conv_dimension_numbers((1,) * rank, (1,) * rank, dimension_numbers)
 
 
@@ -44,7 +44,7 @@ def _sources(
     x, windows, *, strides, padding, lhs_dilation=None, rhs_dilation=None, **_
 ) -> list[np.ndarray]:
     """Indices ``(outputs, window)`` along each spatial axis of x, which has axes ``(batch, channel,
-    *spatial)``: the element that each output reads at each tap. The axis' size stands for padding.
+    *spatial)``: the element that each output reads at each tap. The axis' size means padding.
     """
     sizes, ones = x.shape[2:], (1,) * len(windows)
     dilations, window_dilations = lhs_dilation or ones, rhs_dilation or ones
@@ -58,7 +58,7 @@ def _sources(
         outputs = max(0, (dilated + int(low) + int(high) - reaches[axis]) // stride + 1)
         taps = np.arange(windows[axis]) * window_dilations[axis] - int(low)
         at = np.arange(outputs)[:, None] * stride + taps
-        # between the elements of a dilated x, and outside of it, stands padding
+        # between the elements of a dilated x, and outside of it, is padding
         inside = (at >= 0) & (at < dilated) & (at % dilation == 0)
         found.append(np.where(inside, at // dilation, size))
     return found
@@ -91,11 +91,11 @@ def _impl(x, kernel, *bias, has_bias: bool = False, strides, dimension_numbers=N
     return y + jnp.expand_dims(bias[0], [axis for axis in range(y.ndim) if axis != channel])
 
 
-# For a CPU, XLA has a fast convolution where the axes stand as in ``VALUES``. In the entry of a
-# program it moves them there, in a loop it does not, and the derivatives of ``VALUES`` have other
-# orders: in a loop they take up to 17 times as long (docs/performance.md). So each of
-# them is that of an order whose reverse rule stands as ``VALUES`` do; forward mode
-# there takes up to 53 times as long instead.
+# For a CPU, XLA has a fast convolution where the axes have the order of ``VALUES``. In the entry of
+# a program it moves them there, in a loop it does not, and the derivatives of ``VALUES`` have other
+# orders: in a loop they take up to 17 times as long (docs/performance.md). So each of them is that
+# of an order whose reverse rule has the order of ``VALUES``; forward mode there takes up to 53
+# times as long instead.
 VALUES = 'N{}C', '{}IO', 'N{}C'
 BY_X = 'N{}C', '{}OI', 'N{}C'
 BY_KERNEL = 'C{}N', 'I{}O', '{}NC'
@@ -162,7 +162,7 @@ def _instant(
     taps = jnp.moveaxis(taps, 3, 3 + rank)
     grouped = d.reshape(*groups, kernel[0] // feature_group_count, *spatial, *(1,) * (1 + rank))
     weight = (grouped * taps).sum(0).reshape(kernel[0], *spatial, *kernel[1:])
-    # y's axes without the batch and the kernel's without the output channel, numbered anew, go to
+    # y's axes without the batch and the kernel's without the output channel, numbered again, go to
     # where the layout has them
     y_sample, patch = (
         np.argsort([axis - (axis > spec[0]) for axis in spec[1:]])
@@ -233,7 +233,7 @@ def _init_drtrl(
     kernel, layout = weight_vars['weight'].aval.shape[-rank:], conv_layout(dimension_numbers, rank)
     if layout.lhs_spec[0] or layout.out_spec[0]:
         raise NotSupportedError(
-            f'etp_conv: dimension_numbers {dimension_numbers} put the batch behind another axis, '
+            f'etp_conv: dimension_numbers {dimension_numbers} put the batch after another axis, '
             'where a trace can not follow; `braintrace.conv` moves it to the front.'
         )
     patch = tuple(size for axis, size in enumerate(kernel) if axis != layout.rhs_spec[0])
@@ -316,7 +316,7 @@ def conv(
     feature_group_count, batch_group_count : int
         Numbers of groups into which the channels, or the samples, are divided.
     dimension_numbers : three strings
-        Where the axes stand; by default ``'NCHW', 'OIHW', 'NCHW'`` and its kin.
+        The order of the axes; by default ``'NCHW', 'OIHW', 'NCHW'`` and its kin.
 
     Raises
     ------
@@ -389,7 +389,7 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options)
 
 
 def _checked_layout(x, kernel, options: dict) -> jax.lax.ConvDimensionNumbers:
-    """Where the axes stand, once x and kernel are of one rank and divide into the groups."""
+    """The order of the axes, once x and kernel are of one rank and divide into the groups."""
     if kernel.ndim < 3 or x.ndim != kernel.ndim:
         hint = 'The kernel tells how many axes.'
         if x.ndim == kernel.ndim - 1:

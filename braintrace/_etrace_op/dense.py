@@ -77,7 +77,7 @@ def matmul(x, weight, bias=None) -> jax.Array:
 
 # rows of a table by index -------------------------------------------------------------------------
 #
-# In ES_D_RTRL's factor of the input an index stands for its one-hot vector, whose dense product
+# In ES_D_RTRL's factor of the input an index means its one-hot vector, whose dense product
 # with the table is y. The rules take both.
 
 

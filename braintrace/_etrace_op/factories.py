@@ -345,13 +345,13 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     >>> heads(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))).shape
     (2, 4, 5)
     """
-    # an equation with a batch has one form; one without has that of a batch beside it, for vmap
+    # an equation with a batch has one form; one without has that of a batch too, for vmap
     letters, batched = einsums.parsed(name, equation)
     x_axes, weight_axes = equation.replace(' ', '').partition('->')[0].split(',')
     sizes = {axis: 2 + i for i, axis in enumerate(dict.fromkeys(x_axes + weight_axes))}
     operands = [x_axes, weight_axes, *([letters.bias] if bias else [])]
     case = arrays(*([sizes[axis] for axis in axes] for axes in operands)), {}
-    wanted = [(lanes, bool(letters.others)) for lanes in ((True,) if batched else (True, False))]
+    wanted = [(form, bool(letters.others)) for form in ((True,) if batched else (True, False))]
     forms = einsums.register_forms(name, [case], wanted)
 
     has_bias = bias

@@ -25,7 +25,7 @@ from .dense import FEATURES
 
 @jax.tree_util.register_pytree_node_class
 class SparseStructure:
-    """Where the entries of a sparse ``(in, out)`` matrix stand: entry k in row ``rows[k]`` and
+    """Where the entries of a sparse ``(in, out)`` matrix are: entry k in row ``rows[k]`` and
     column ``columns[k]``; places may repeat.
 
     The index arrays, int32 ``(entries,)``, are leaves of a pytree: passed to a jitted function they
@@ -104,7 +104,7 @@ class SparseStructure:
                     f'sparse_mat has shape {tuple(sparse_mat.shape)} and {indptr.size} pointers, '
                     f'expected {size + 1}.'
                 )
-            # entries behind the last pointer are padding, whatever is stored there
+            # entries after the last pointer are padding, whatever is stored there
             major = np.full(minor.shape, size, np.int32)
             major[: indptr[-1]] = np.repeat(np.arange(size, dtype=np.int32), np.diff(indptr))
             minor = np.where(major == size, 0, minor)
@@ -154,20 +154,20 @@ def _concrete(name: str, index) -> np.ndarray:
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
-FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
+FUSED_SAMPLES = 8  # samples whose products at an entry are summed in one pass over the entries
 
 
 # indices that were checked
 IN_BOUNDS: dict[str, Any] = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
 
 
-def is_dense(lanes: int, entries: int, shape: tuple[int, int]) -> bool:
-    return lanes * entries >= DENSE_FROM * shape[0] * shape[1]
+def is_dense(samples: int, entries: int, shape: tuple[int, int]) -> bool:
+    return samples * entries >= DENSE_FROM * shape[0] * shape[1]
 
 
 def _places(rows, columns, shape, padded: bool):
     """Rows and columns, and where an entry counts (None: everywhere); one that only pads the matrix
-    stands at its corner.
+    is put at its corner.
     """
     if not padded:
         return rows, columns, None
@@ -209,15 +209,15 @@ def _entries(x, d, rows, columns, pointers, *, shape):
         # without the barrier XLA may compute what made x and d once more for each entry
         x, d = jax.lax.optimization_barrier((x, d))
         at = lambda a, index: a.at[index].get(**IN_BOUNDS)
-        lanes = (at(x[t], rows) * at(d[t], columns) for t in range(len(x)))
-        return functools.reduce(operator.add, lanes)
+        products = (at(x[t], rows) * at(d[t], columns) for t in range(len(x)))
+        return functools.reduce(operator.add, products)
 
-    whole, rest = divmod(len(x), FUSED_LANES)
+    whole, rest = divmod(len(x), FUSED_SAMPLES)
     total = block(x[-rest:], d[-rest:]) if rest else jnp.zeros(rows.shape, dtype)
     if not whole:
         return total
     blocks = jax.tree.map(
-        lambda a: a[: whole * FUSED_LANES].reshape(whole, FUSED_LANES, -1), (x, d)
+        lambda a: a[: whole * FUSED_SAMPLES].reshape(whole, FUSED_SAMPLES, -1), (x, d)
     )
     return jax.lax.scan(lambda total, at: (total + block(*at), None), total, blocks)[0]
 

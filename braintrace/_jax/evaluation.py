@@ -160,7 +160,7 @@ def inlinable(eqn):
 
 
 def holds_call(eqn, names=CUSTOM_CALLS) -> bool:
-    """Whether a function that brings its own derivative rule stands in an equation, at any depth;
+    """Whether a function that brings its own derivative rule is in an equation, at any depth;
     ``names``: of the primitives that call it.
     """
     inner = (e for j in sub_jaxprs(eqn.params) for e in closed_jaxpr(j)[0].eqns)

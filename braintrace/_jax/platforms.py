@@ -1,7 +1,7 @@
 """Code of its own for a platform, where one device runs the program alone.
 
-A kernel and a loop over lanes know nothing of devices that share an array: XLA would move the array
-to where the loop is. How many devices a program has is known when it is lowered, not before.
+A kernel and a loop over samples know nothing of devices that share an array: XLA would move the
+array to where the loop is. How many devices a program has is known when it is lowered, not before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def platform_here() -> str:
 def platform_dependent(*args, default: Callable, **own: Callable):
     """``jax.lax.platform_dependent``, and ``default`` in a program that several devices share.
 
-    What stands inside of a choice is traced for the platforms that are left there.
+    What is inside of a choice is traced for the platforms that are left there.
     """
     if _as_if.get() is not None:
         return own.get(platform_here(), default)(*args)

@@ -74,7 +74,7 @@ class WithoutMesh(NamedTuple):
 
 
 def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
-    """The parameters of an equation from inside a ``shard_map``, each jaxpr traced anew by
+    """The parameters of an equation from inside a ``shard_map``, each jaxpr traced again by
     ``evaluate(body, consts, args)``.
 
     Values lose the mesh axes along which they vary, and shardings over that mesh go. The rules of a
@@ -96,7 +96,7 @@ def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
 
     params = {name: replaced(value) for name, value in eqn.params.items()}
     if eqn.primitive.name in CUSTOM_CALLS:
-        # rules that are traced later: they are wrapped, and traced anew then
+        # rules that are traced later: they are wrapped, and traced again then
         for name in params.keys() & LATE_RULES:
             params[name] = _wrapped(_late_rule, params[name], parts, evaluate)
         for name in params.keys() & {'bwd'}:
@@ -122,7 +122,7 @@ def _wrapped(fn: Callable, rule, *args):
 
 
 def _late_rule(rule, parts: ShardMapParts, evaluate: Callable, *zeros):
-    """A derivative rule is made with the types of the body, and traced anew without them."""
+    """A derivative rule is made with the types of the body, and traced again without them."""
     with parts.named_axes(), parts.manual_mesh(), _config._check_vma(parts.check_vma):
         body, consts, *rest = rule.call_wrapped(*zeros)
     return *closed_jaxpr(_retraced(body, list(consts), parts, evaluate)), *rest

@@ -157,8 +157,8 @@ def batch_size(graph: ETraceGraph) -> int | None:
         own = pair.coords.added if pair.coords.axis == 0 else 0  # the place of y's axis 0
         if pair.lane.size == graph.lanes and pair.lane.shape[own : own + 1] == (1,):
             x, y = (() if a is None else a.shape[:1] for a in (pair.op.x_aval, pair.op.y_aval))
-            of_lanes = pair.op.primitive.batched and x == y
-            if (of_lanes or pair.op.is_its_weight) and y == (graph.lanes,):
+            by_sample = pair.op.primitive.batched and x == y
+            if (by_sample or pair.op.is_its_weight) and y == (graph.lanes,):
                 return None
     return None if len(single) == graph.lanes else graph.lanes
 
@@ -177,11 +177,11 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
     rows: dict[str, list[TraceRow]] = {rel.key: [] for rel in relations}
     for pair in pairs(graph):
         rel, group, along = pair.relation, pair.group, graph.batch_axis(pair.group)
-        laned = along is not None and pair.coords.leads(along)
-        # the axis of the batch where an entry stands at the coordinates
-        behind = []
+        batched = along is not None and pair.coords.leads(along)
+        # the axis of the batch where an entry is at the coordinates
+        later = []
         if pair.lane is not None and pair.lane.size == graph.lanes:
-            behind = [k for k, size in enumerate(pair.lane.shape) if k and size == graph.lanes]
+            later = [k for k, size in enumerate(pair.lane.shape) if k and size == graph.lanes]
         for slot, arrays in trace.get(rel.key, {}).get(group.name, {}).items():
             # an array, or a tuple of one for each state of which there are entries
             first, *_ = jax.tree.leaves(arrays) or (None,)
@@ -189,12 +189,12 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
                 continue
             shape = (*first.shape, len(arrays)) if isinstance(arrays, tuple) else first.shape
             size = math.prod(shape) * first.dtype.itemsize
-            # behind the axes of loops stands the batch, if the trace has lanes
+            # after the axes of loops is the batch, if the trace has one
             axis = first.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
-            batch = axis if laned and first.shape[axis : axis + 1] == (graph.lanes,) else None
+            batch = axis if batched and first.shape[axis : axis + 1] == (graph.lanes,) else None
             coords = pair.coords.shape
-            if behind and first.shape[axis : axis + len(coords)] == coords:
-                batch = axis + behind[0]
+            if later and first.shape[axis : axis + len(coords)] == coords:
+                batch = axis + later[0]
             weight = rel.op.weight_avals.get(slot)
             if weight is not None and first.shape == weight.shape and not rel.op.is_its_weight:
                 batch = None  # one for all samples
@@ -298,7 +298,7 @@ def _lost_uses(graph: ETraceGraph, path: str) -> Iterator[LeftOut]:
     traced = {
         rel.op.equation
         for rel in graph.hidden_param_op_relations
-        if any(number in behind for behind in rel.op.parameters.values())
+        if any(number in sources for sources in rel.op.parameters.values())
     }
     for found in graph.found('lost-relation', 'nonlinear-rule'):
         if found.path == path or not traced.isdisjoint(found.equations):

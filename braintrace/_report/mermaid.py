@@ -40,7 +40,7 @@ def to_mermaid(graph: ETraceGraph) -> str:
         while todo:
             v = todo.pop()
             inside = start[0] == 'g' and v in first
-            # a result: a path behind a new state starts at the state's own node
+            # a result: a path after a new state starts at the state's own node
             if v in program.outputs and (inside or v not in news):
                 found['out'] = True
             if v in news and not inside:

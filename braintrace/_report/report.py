@@ -74,7 +74,7 @@ class Report:
         return sum(row.bytes for row in self.relations)
 
     @property
-    def memory_of_lane(self) -> int:
+    def memory_of_sample(self) -> int:
         """Bytes of the trace that one more sample in the batch adds."""
         return self.at(1).memory - self.at(0).memory if self.batch_size is not None else 0
 
@@ -135,7 +135,7 @@ class Report:
                 'the step has no batch axis that its ops share, or samples that reach each other, '
                 f'so its trace is not known at batch size {batch_size}: it takes {self.memory} '
                 'bytes as compiled. Compile it at that size, or under jax.vmap count that for each '
-                'lane.'
+                'mapped sample.'
             )
         relations = tuple(
             dataclasses.replace(r, trace=tuple(t.at(batch_size) for t in r.trace))
@@ -311,7 +311,7 @@ def memory_text(report: Report) -> str:
     memory = f'trace memory: {size_text(report.memory)}'
     if report.batch_size is None:
         return f'{memory}; the step has no batch axis that its ops share'
-    more = size_text(report.memory_of_lane)
+    more = size_text(report.memory_of_sample)
     return f'{memory} at batch size {report.batch_size}, {more} for each further sample'
 
 
@@ -421,9 +421,7 @@ def _paragraph(report: Report, row: ParameterRow) -> str:
     ]
     # where it is used
     number = graph.program.param_names.index(row.path)
-    uses = [
-        (op, slot) for op in graph.ops for slot, behind in op.parameters.items() if number in behind
-    ]
+    uses = [(op, slot) for op in graph.ops for slot, of in op.parameters.items() if number in of]
     parts += [f'It is the {slot} of {op_text(op)} [{op.where}].' for op, slot in uses]
     parts += [] if uses or not row.location else [f'It is used at {row.location}.']
     # its trace
@@ -441,8 +439,8 @@ def _paragraph(report: Report, row: ParameterRow) -> str:
     # or the ops that keep it from having one
     ops = graph.op_at
     for op, _ in uses if row.reason == 'weight_then_weight' else ():
-        behind = reach(graph.program, op.y, ops)
-        met = {i for v in behind for i in graph.program.consumers.get(v, ()) if i in ops}
+        reached = reach(graph.program, op.y, ops)
+        met = {i for v in reached for i in graph.program.consumers.get(v, ()) if i in ops}
         ways = ', '.join(f'{op_text(ops[i])} [{ops[i].where}]' for i in sorted(met))
         parts += [f'{op_text(op)} leads to {ways}.'] if ways else []
     # the losses, and what would change that

@@ -24,7 +24,7 @@ FORGETS = (
 
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
 GATE = (
-    'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), '
+    'Apply its result after the other op, as in h = tanh(op1(x) + gate * op2(h)), '
     f'take {WINDOWS}, or accept this.'
 )
 
@@ -56,7 +56,7 @@ def chain_text(graph: ETraceGraph, found: Diagnostic) -> str:
 
 
 def _words(graph: ETraceGraph, found: Diagnostic) -> dict[str, str]:
-    """What stands in the braces of a sentence."""
+    """What is put in the braces of a sentence."""
     states = ', '.join(found.states)
     words = {
         'path': found.path,
@@ -134,7 +134,7 @@ class TraceRow:
 
 @dataclass(frozen=True)
 class RelationRow:
-    """An op, the parameters behind each of its weights, the groups that it feeds, and its trace.
+    """An op, the parameters that make each of its weights, the groups that it feeds, and its trace.
 
     ``repeats``: lengths of the loops inside the step around the op.
     """

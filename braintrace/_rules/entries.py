@@ -224,7 +224,7 @@ class OpTrace:
         """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the
         added axes, the axes of ``vmap``, and the batch (axis ``lane``).
         """
-        over_batch = self.op.primitive.by_lane(fn, self.op.params, lane)
+        over_batch = self.op.primitive.by_sample(fn, self.op.params, lane)
         axes = None, lane + self.coords.axis, None
         return mapped_over_added(over_batch, self.coords.layout, axes)
 
@@ -505,7 +505,7 @@ def _traced_once(primitive, slot: str, rule: Callable, params: tuple, layout: tu
     state, and a stack of layers for each layer. ``rule`` is a key: another may be registered.
     """
     fn = primitive.root.bound_rule(slot, dict(params), 'D_RTRL')
-    fn = primitive.by_lane(fn, dict(params), 0)
+    fn = primitive.by_sample(fn, dict(params), 0)
     return jax.jit(mapped_over_added(fn, layout, (None, layout[1], None)), inline=True)
 
 

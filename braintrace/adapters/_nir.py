@@ -124,7 +124,7 @@ def to_nir(graph, params):
             new.nodes = {name: written(own, prefix + name) for name, own in node.nodes.items()}
             new.edges, new.metadata = copy.deepcopy((node.edges, node.metadata))
             return new
-        new = copy.deepcopy(node)  # each by itself: one object may stand at two names
+        new = copy.deepcopy(node)  # each by itself: one object may have two names
         for what, value in params.get(path, {}).items():
             setattr(new, what, _written(f'{path}/{what}', getattr(node, what), np.asarray(value)))
         if params.get(path) and type(node).__name__ not in WEIGHTS:
@@ -149,7 +149,7 @@ def _written(path, old, value):
 
 
 def _spread(node) -> None:
-    """Single numbers of a node beside arrays for each element, which NIR asks for of all or none:
+    """Single numbers of a node next to arrays for each element, which NIR asks for of all or none:
     as such arrays.
     """
     own = {what: np.asarray(getattr(node, what)) for what in ARRAYS[type(node).__name__]}

@@ -118,12 +118,11 @@ def _factorized(recursion, sides, scope, decay) -> Rule:
     )
 
 
-def _only(right: bool, axis: str, value, nearest: str, beside: str = '') -> None:
+def _only(right: bool, axis: str, value, nearest: str, other: str = '') -> None:
     if not right:
-        beside = f' with {beside!r}' if beside else ''
+        other = f' with {other!r}' if other else ''
         raise OptionError(
-            f'{axis} is {value!r}{beside}, which no rule has. The nearest is '
-            f'`braintrace.{nearest}`.'
+            f'{axis} is {value!r}{other}, which no rule has. The nearest is `braintrace.{nearest}`.'
         )
 
 

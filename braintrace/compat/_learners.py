@@ -45,7 +45,7 @@ class StepData:
 
 
 class SingleStepData(StepData):
-    """Inputs of one step, or the same in every step beside a :class:`MultiStepData`.
+    """Inputs of one step, or the same in every step next to a :class:`MultiStepData`.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import compat, nn
@@ -76,7 +76,7 @@ class MultiStepData(StepData):
 
 
 class PublicLearner(ETraceLearner):
-    """What scripts of the public package call and read beside the methods of every learner."""
+    """What scripts of the public package call and read besides the methods of every learner."""
 
     vjp_method = 'single-step'
     _modulated: bool  # by a third factor, which meets the trace of its own step
@@ -238,7 +238,7 @@ def _public(*order: str, method: str = METHODS[0], modulated: bool = False) -> A
             check_choice('vjp_method', chosen, METHODS)
             cls.__init__(self, model, **without_public(options, frozenset(own.parameters)))
             self.vjp_method = chosen
-            # one for each function, as a new one compiles anew; they go with the learner
+            # one for each function, as a new one compiles again; they go with the learner
             self._of_windows = functools.lru_cache(maxsize=16)(_of_windows)
 
         body: dict[str, Any] = {'__init__': __init__, '_modulated': modulated}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import FUSED_LANES, add_bias, etp_sp_mm_p, etp_sp_mv_p, is_dense, sparse_entries
+from .._etrace_op import FUSED_SAMPLES, add_bias, etp_sp_mm_p, etp_sp_mv_p, is_dense, sparse_entries
 
 DTYPES = ('float32', 'float64')
 
@@ -398,7 +398,7 @@ def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
         return found(*operands, results=[rows.shape])[0]
 
     def by_blocks(x, d, rows, columns, pointers):
-        if len(x) < FUSED_LANES:
+        if len(x) < FUSED_SAMPLES:
             return sparse_entries.impl_fn(x, d, rows, columns, pointers, shape=shape)
         dots = kernel('dots', x.dtype)
         return dots(_blocks(x), _blocks(d), rows, columns, results=[rows.shape])[0]
@@ -410,9 +410,9 @@ def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
 
 
 def _blocks(a):
-    """``(lanes, size)`` as ``(blocks, size, FUSED_LANES)``, filled up with zeros."""
-    a = jnp.pad(a, ((0, -len(a) % FUSED_LANES), (0, 0)))
-    return a.reshape(-1, FUSED_LANES, a.shape[1]).swapaxes(1, 2)
+    """``(lanes, size)`` as ``(blocks, size, FUSED_SAMPLES)``, filled up with zeros."""
+    a = jnp.pad(a, ((0, -len(a) % FUSED_SAMPLES), (0, 0)))
+    return a.reshape(-1, FUSED_SAMPLES, a.shape[1]).swapaxes(1, 2)
 
 
 def _at_y(vector, lanes: int):

@@ -69,7 +69,7 @@ class Draw(NamedTuple):
     operands: tuple
     other_x: Any
     tangents: tuple
-    many: tuple  # operands with an axis of three in front
+    many: tuple  # operands with a leading axis of three
     d: jax.Array
     e: jax.Array
     signals: jax.Array  # two states
@@ -229,7 +229,7 @@ class Application:
         root = self.primitive.root
         slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
         rule = root.bound_rule(slot, self.rule_params, 'kit.check')
-        one = self.primitive.by_lane(rule, self.rule_params)
+        one = self.primitive.by_sample(rule, self.rule_params)
         return one(self.x(operands), d, self.weights(operands))
 
     def carried(self, d: jax.Array, trace: dict[str, jax.Array]) -> dict[str, jax.Array]:

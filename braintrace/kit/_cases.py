@@ -65,7 +65,7 @@ class Case:
         return {key: values(rng, aval, below=1) for key, aval in self.arrays.items()}
 
     def role(self, key: str, invars: dict[str, int]) -> str:
-        """The keyword of an array, or the name of the trainable that stands at its position in the
+        """The keyword of an array, or the name of the trainable at its position in the
         equation.
         """
         return {str(index): name for name, index in invars.items()}.get(key, key)

@@ -237,7 +237,7 @@ def _identity(value: Any) -> Iterator[str]:
     elif callable(value) and hasattr(value, '__qualname__'):
         if '<' in value.__qualname__:
             yield (
-                f'{value!r} is equal to itself alone, so each one made is traced anew; give it a '
+                f'{value!r} is equal to itself alone, so each one made is traced again; give it a '
                 'place at the top of a module'
             )
     elif not isinstance(value, STATIC) and type(value).__hash__ in (None, object.__hash__):

@@ -60,7 +60,7 @@ class StatefulLayer(HasNumbers, brainstate.nn.Module):
         """Move on by one step: ``x`` is one sample, or a batch of them along the first axis."""
         states = self._states()
         self._check_step(x, states)
-        with jax.numpy_rank_promotion('allow'):  # a formula uses the numbers of a unit in each lane
+        with jax.numpy_rank_promotion('allow'):  # a formula uses numbers of a unit in each sample
             output, new = self.transition(x, tuple(state.value for state in states))
         for state, value in zip(states, new):
             state.value = value

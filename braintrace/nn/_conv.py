@@ -26,7 +26,7 @@ class Conv(Documented, ShowsArguments, brainstate.nn.Module):
     Parameters
     ----------
     in_size : tuple of int
-        Shape of a sample: the spatial axes and the channels I, which stand in front with
+        Shape of a sample: the spatial axes and the channels I, which come first with
         ``channel_first``.
     out_channels : int
         Number of output channels O.
@@ -47,7 +47,7 @@ class Conv(Documented, ShowsArguments, brainstate.nn.Module):
     w_mask : initializer, array or None
         Mask M, which broadcasts to the kernel's shape.
     channel_first : bool
-        Whether the channels stand in front of the spatial axes.
+        Whether the channels come before the spatial axes.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ class Conv1d(Conv):
 
     .. math:: y_{p,o} = \sum_{k,i} x_{s p + d k - l,\, i}\,(W \odot M)_{k,i,o} + b_o
 
-    with stride s, dilation d of the kernel, and l zeros in front. As everywhere in machine
+    with stride s, dilation d of the kernel, and l zeros before x. As everywhere in machine
     learning the kernel is not reversed.
 
     Examples

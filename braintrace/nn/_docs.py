@@ -14,7 +14,7 @@ Entries = dict[tuple[str, ...], str]  # the names that an entry describes -> the
 
 
 class Documented:
-    """A base whose subclasses show in their docstrings, beside what they say themselves, the
+    """A base whose subclasses show in their docstrings, with what they say themselves, the
     entries of ``shared_docs`` of their bases: parameters that their constructors take, attributes,
     errors, and an example where they have none.
 
@@ -43,7 +43,7 @@ class Documented:
 
 
 def completed(own: str, shared: Iterable[str], arguments: list[str]) -> str:
-    """The docstring ``own`` with the entries that ``shared`` has beside it, the nearest first."""
+    """The docstring ``own`` with the entries that ``shared`` has besides, the nearest first."""
     head, sections = parsed(own)
     for text in shared:
         for title, entries in parsed(text)[1].items():
@@ -65,7 +65,7 @@ def completed(own: str, shared: Iterable[str], arguments: list[str]) -> str:
 
 
 def parsed(docstring: str) -> tuple[str, dict[str, Entries]]:
-    """What stands in front of the sections of numpydoc, and the entries of each."""
+    """What is before the sections of numpydoc, and the entries of each."""
     head, *parts = SECTION.split(inspect.cleandoc(docstring))
     sections: dict[str, Entries] = {}
     for title, body in zip(parts[::2], parts[1::2], strict=True):

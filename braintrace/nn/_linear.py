@@ -29,7 +29,7 @@ from ._docs import Documented
 
 
 def over_leading_axes(x: Any, shared: str, weight: Any, bias: Any) -> Any:
-    """The einsum ``shared``, such as ``'i,io->o'``, for x with any axes in front of its own. The
+    """The einsum ``shared``, such as ``'i,io->o'``, for x with any axes before its own. The
     first one is the batch, so that each sample keeps a trace of its own.
     """
     own, others = shared.split(',')
@@ -46,7 +46,7 @@ class Dense(Documented, ShowsArguments, brainstate.nn.Module):
     Parameters
     ----------
     in_size, out_size : int or tuple of int
-        Number of input features I and of output features O. A tuple has further sizes in front, the
+        Number of input features I and of output features O. A tuple has further sizes first, the
         same in both: the map is over the last axis.
     w_init : initializer, array or number
         Weight W, of shape (I, O).

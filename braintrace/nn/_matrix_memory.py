@@ -127,8 +127,8 @@ class MambaCell(RecurrentLayer):
 
     with :math:`\Delta_t = \mathrm{softplus}(x_t W_\Delta + b)` for each channel,
     :math:`B_t = x_t W_B` and :math:`C_t = x_t W_C` for each state, and
-    :math:`A = -e^{A_{\log}}`. The step in front of it (a projection, a short convolution) and the
-    gate behind it are modules of their own; with a weight in front of it, gradients of that weight
+    :math:`A = -e^{A_{\log}}`. The step before it (a projection, a short convolution) and the
+    gate after it are modules of their own; with a weight before it, gradients of that weight
     leave out the way through :math:`\Delta` and B.
 
     Parameters

@@ -1,4 +1,4 @@
-"""A projection: weights, the synapses behind them, and the current that these drive."""
+"""A projection: weights, the synapses after them, and the current that these drive."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Projection(Documented, ShowsArguments, brainstate.nn.Module):
     .. math:: I_t = \mathrm{out}(g_t, V_{t-1}) \qquad
         g_t = \mathrm{syn}(\mathrm{comm}(\mathrm{stp}(s_t)))
 
-    The synapses and the neurons behind them are one group, so the weights' trace has g and V (S = 2
-    for :class:`Expon` in front of a LIF, 3 for :class:`DualExpon`). D_RTRL is exact for the weights
+    The synapses and the neurons after them are one group, so the weights' trace has g and V (S = 2
+    for :class:`Expon` before a LIF, 3 for :class:`DualExpon`). D_RTRL is exact for the weights
     of a projection that its targets do not reach, directly or through others. The states of ``stp``
-    stand in front of the weights, at the positions of the units that fire: they belong to the group
+    are before the weights, at the positions of the units that fire: they belong to the group
     of these units, or are a group of their own if the spikes are an input. V is the potential as
     the neurons hold it, before the reset of those that fired.
 
@@ -50,7 +50,7 @@ class Projection(Documented, ShowsArguments, brainstate.nn.Module):
 
     Examples
     --------
-    Leaky neurons behind inhibitory synapses; the conductance is counted in units of the leak.
+    Leaky neurons after inhibitory synapses; the conductance is counted in units of the leak.
 
     >>> import brainstate, jax.numpy as jnp, saiunit as u
     >>> from braintrace.nn import COBA, LIF, Expon, Linear, Projection
@@ -118,7 +118,7 @@ class Projection(Documented, ShowsArguments, brainstate.nn.Module):
 
 
 SYNAPTIC = Expon, DualExpon, COBA, CUBA, STP
-PARTS: dict[str, tuple[tuple, str]] = {  # those of SYNAPTIC that may stand there, and an example
+PARTS: dict[str, tuple[tuple, str]] = {  # those of SYNAPTIC that may be there, and an example
     'comm': ((), 'Linear(80, 100)'),
     'syn': ((Expon, DualExpon), 'Expon(100, tau=5.0)'),
     'out': ((COBA, CUBA), 'COBA(E=0.0), or None'),

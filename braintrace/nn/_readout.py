@@ -31,11 +31,11 @@ class FilteredReadout(RecurrentLayer):
         r_t = f_t\,W + g_t\,b \qquad f_t = \lambda\, f_{t-1} + x_t \qquad
         g_t = \lambda\, g_{t-1} + 1
 
-    So :math:`f_t` reads each unit in front of it at that unit's own position. If x is the state of
+    So :math:`f_t` reads each unit before it at that unit's own position. If x is the state of
     a recurrent layer, or its spikes, then f is one more state of that layer's group: the recurrent
     weights keep their history through r, and their trace has one more state. W and b need no trace,
-    since they reach no state. A filter behind the weights, as that of :class:`LeakyRateReadout`, is
-    cut off from the layer in front of it.
+    since they reach no state. A filter after the weights, as that of :class:`LeakyRateReadout`, is
+    cut off from the layer before it.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class LeakyRateReadout(RecurrentLayer):
 
     .. math:: r_t = e^{-\Delta t / \tau}\, r_{t-1} + x_t\,W
 
-    Its filter stands behind its weights, so the layer in front reaches later losses only through
+    Its filter is after its weights, so the layer before reaches later losses only through
     the step at hand: what r remembers of that layer is in no trace of the layer's parameters, and
     a warning says so. :class:`FilteredReadout` has the same outputs and keeps this history, and so
     does ``braintrace.rules.e_prop('auto')``. The gradient of W is exact.
@@ -171,11 +171,11 @@ class LeakyRateReadout(RecurrentLayer):
 
 
 class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
-    r"""Output units that spike: :class:`LIF` behind weights.
+    r"""Output units that spike: :class:`LIF` after weights.
 
     .. math:: s_t = \mathrm{LIF}(x_t\,W)
 
-    What their potentials remember of the layer in front is cut from its history, as in
+    What their potentials remember of the layer before is cut from its history, as in
     :class:`LeakyRateReadout`; the gradient of W is exact. A loss reads the spikes, or the
     potentials ``neuron.V.value``.
 

@@ -251,7 +251,7 @@ class RTUCell(Rotations):
                + \gamma \odot v_t)
 
     The output is :math:`[p_t, q_t]`, of shape (2 P,) or (B, 2 P). The paper's linear unit is
-    ``activation=lambda x: x`` with a function of the output behind it.
+    ``activation=lambda x: x`` with a function of the output after it.
 
     Parameters
     ----------

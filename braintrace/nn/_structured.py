@@ -35,7 +35,7 @@ from ._linear import over_leading_axes
 
 
 def folded(op: Callable, x: Any, rank: int) -> Any:
-    """``op(x)``, with all axes in front of the last ``rank`` ones as one batch if they are
+    """``op(x)``, with all axes before the last ``rank`` ones as one batch if they are
     several.
     """
     if x.ndim <= rank + 1:

@@ -47,7 +47,7 @@ class Synapse(StatefulLayer):
             raise EtpUnitError(
                 f'{self._owner}: the input has the unit {u.get_unit(x)} and the synapse '
                 f'{u.get_unit(g)}. Give g_init the unit of the input (0 * saiunit.mS for a '
-                'conductance, 0 * saiunit.mA for a current), or the weights in front of the '
+                'conductance, 0 * saiunit.mA for a current), or the weights before the '
                 'synapse its unit.'
             )
 
@@ -57,7 +57,7 @@ class Expon(Synapse):
 
     .. math:: g_t = e^{-\Delta t / \tau}\, g_{t-1} + x_t
 
-    Behind an op, g has the op's trace; D_RTRL is exact for the op if nothing in front of it reads
+    After an op, g has the op's trace; D_RTRL is exact for the op if nothing before it reads
     the synapses' target.
 
     Parameters
@@ -176,9 +176,9 @@ class STP(Synapse):
         u_t &= \hat u_t + U\,(1 - \hat u_t)\, s_t \qquad
         x_t = \hat x_t\,(1 - u_t\, s_t) \qquad y_t = u_t\, \hat x_t\, s_t
 
-    The spikes s become the weighted spikes y, which the weights behind read. The states stand at
-    the presynaptic positions: what is trained in front of the spikes has its trace there, together
-    with the neurons that fire; the weights behind need no trace at u and x, which they do not move.
+    The spikes s become the weighted spikes y, which the next weights read. The states are at
+    the presynaptic positions: what is trained before the spikes has its trace there, together
+    with the neurons that fire; the next weights need no trace at u and x, which they do not move.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class STP(Synapse):
         """The formula above; here ``x`` are the spikes."""
         if not u.get_dim(x).is_dimensionless:
             raise EtpUnitError(
-                f'STP: the spikes have the unit {u.get_unit(x)}; it belongs in front of the '
+                f'STP: the spikes have the unit {u.get_unit(x)}; it belongs before the '
                 'weights and reads plain numbers.'
             )
         resources, *use = states

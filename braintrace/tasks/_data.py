@@ -100,7 +100,7 @@ def digits(by: Literal['rows', 'pixels', 'spikes'] = 'rows') -> Task:
 
     ``'rows'`` and ``'pixels'`` show numbers, and ask at the last step. ``'spikes'`` has steps of a
     millisecond: each row is shown for 20 ms, each of its pixels to five Poisson inputs that fire at
-    100 Hz where it is brightest, and the class is asked for in 20 ms of silence behind the last
+    100 Hz where it is brightest, and the class is asked for in 20 ms of silence after the last
     row. Rows and not whole images, so that the early ones have to be kept: a logistic regression on
     the counts of all spikes has 93 % on the validation part, on those of the last row 45 %.
 

@@ -88,7 +88,7 @@ class Loop:
         return program
 
     def _turn(self, size: int, at: At, losses, data, first, start, stop):
-        """The blocks from ``start`` to ``stop`` behind the step or update ``first``."""
+        """The blocks from ``start`` to ``stop`` after the step or update ``first``."""
 
         def block(k, now):
             at, losses = now

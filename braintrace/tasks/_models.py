@@ -119,14 +119,14 @@ def _check_statistics(module, cell: Callable, params, carry, first: jax.Array) -
 
 
 class Code(NamedTuple):
-    """What a cell computes beside its arguments: a program, and the arrays that it holds."""
+    """What a cell computes besides its arguments: a program, and the arrays that it holds."""
 
     program: str
     constants: list
 
 
 def _code(cell: Callable, params, carry, first: jax.Array) -> Code:
-    """The program of a cell and of its derivative, in which every rule and number stands."""
+    """The program of a cell and of its derivative, which has every rule and number."""
 
     def total(*args):
         out = cell(*args)

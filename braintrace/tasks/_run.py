@@ -35,7 +35,7 @@ class Run:
     - ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
       stream
     - ``seconds``, without ``compile_seconds``
-    - ``memory``: bytes that the compiled program needs for one seed beside its arguments and
+    - ``memory``: bytes that the compiled program needs for one seed besides its arguments and
       results
 
     >>> import brainstate, optax
@@ -125,7 +125,7 @@ def run(
     task : Task
         What is learned.
     model : function
-        ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
+        ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made after
         ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions,
         as :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states
         alone, and others are refused. Its outputs are those that the task asks for, or a pair of
@@ -133,7 +133,7 @@ def run(
     rule : Rule or None
         A value of :mod:`braintrace.rules`; None: back-propagation through time.
     optimizer : optax.GradientTransformation
-        Nothing is clipped beside it.
+        Nothing else is clipped.
     updates : int, optional
         Number of updates, each of new sequences from the initial carry on; a stream has none.
     seeds : ints

@@ -40,7 +40,7 @@ def firing(key: Array, rates: Array, dt: float) -> Array:
 
 def presented(dt: float, count: int, delay: float) -> tuple[Array, Array, Array]:
     """Of each step of a sequence: the number of its presentation, of ``count`` ones, whether it is
-    shown, and whether, behind the delay, the answer is asked for.
+    shown, and whether, after the delay, the answer is asked for.
     """
     check_real('delay', delay)
     gap, cue, wait, answer = steps_of(dt, gap=GAP, cue=CUE, delay=delay, recall=RECALL)
@@ -55,7 +55,7 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
     4, after Morcos & Harvey, 2016).
 
     40 Poisson inputs in four groups of ten: left, right, recall, noise. Each of ``cues`` cues, an
-    odd number, lasts 100 ms behind a gap of 50 ms and lets the left or the right group fire, the
+    odd number, lasts 100 ms after a gap of 50 ms and lets the left or the right group fire, the
     side drawn for the sequence with a chance of 0.7; ``delay`` milliseconds after the last one the
     recall group fires for 150 ms, in which the answer is asked for. Groups fire at 40 Hz while they
     are active and not at all otherwise, the noise at 10 Hz always. An input of a step of ``dt``
@@ -103,7 +103,7 @@ def match_to_sample(
 
     70 Poisson inputs: 40 that show the stimuli, ten that mark the sample, ten that mark the test,
     ten of noise. A stimulus is ten of the 40, drawn by ``seed``. First come ``1 + distractors``
-    different stimuli, 100 ms each behind gaps of 50 ms; one of them, at a random place, is marked:
+    different stimuli, 100 ms each after gaps of 50 ms; one of them, at a random place, is marked:
     the sample. ``delay`` milliseconds after the last one the test is shown and marked for 150 ms,
     in which the answer is asked for: label 1 where it is the sample, in half of the sequences; else
     it is one of the distractors, each with equal chances (without any: another stimulus). Groups
@@ -130,7 +130,7 @@ def match_to_sample(
     if distractors >= stimuli:
         raise OptionError(
             f'distractors is {distractors}, but only {stimuli - 1} of {stimuli} stimuli are left '
-            'beside the sample; give fewer distractors or more stimuli.'
+            'next to the sample; give fewer distractors or more stimuli.'
         )
     places = 1 + distractors
     place, shown, tested = (of_step[:, None] for of_step in presented(dt, places, delay))
@@ -141,8 +141,8 @@ def match_to_sample(
         of_order, of_rest, of_spikes = jax.random.split(key, 3)
         order = jax.random.uniform(of_order, (batch_size, stimuli)).argsort(-1)
         sample, label, other = chosen(of_rest, batch_size, places, stimuli)
-        lane = jnp.arange(batch_size)
-        now = jnp.where(tested, order[lane, other], order[lane, place])
+        sample_number = jnp.arange(batch_size)
+        now = jnp.where(tested, order[sample_number, other], order[sample_number, place])
         seen = (shown | tested)[..., None] * patterns[now]
         marks = [shown & (place == sample), jnp.broadcast_to(tested, now.shape)]
         noise = jnp.full((steps, batch_size, GROUP), NOISE)

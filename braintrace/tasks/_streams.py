@@ -66,7 +66,7 @@ def drifting_filter(steps: int = 1_000_000, taps: int = 6, period: int = 400_000
 
     ``y_t = sum_k w_k(t) x_{t-k}``, k = 1 ... ``taps``, of white normal noise x, with the unit
     vector ``w(t) = cos(a_t) u + sin(a_t) v``, ``a_t = 2 pi t / period``, in a plane of orthonormal
-    u and v that is drawn for each lane. The mask weighs the second half of the stream alone: a
+    u and v that is drawn for each sample. The mask weighs the second half of the stream alone: a
     learner has to forget what it has learnt first. The score is the mean squared error. The present
     input tells nothing about the target; who always says 0 has its variance: ``floor = 1``.
 
@@ -115,7 +115,7 @@ def mackey_glass(steps: int = 10_000, ahead: int = 6, tau: int = 17) -> Task:
     """Predict a chaotic series (Mackey & Glass, 1977, Science 197:287).
 
     ``dx/dt = beta x(t - tau) / (1 + x(t - tau)^10) - gamma x``, beta = 0.2, gamma = 0.1, 500 units
-    of time behind a sine of random size and phase. A step is a unit; the input is x, scaled to a
+    of time after a sine of random size and phase. A step is a unit; the input is x, scaled to a
     mean of 0 and a variance of 1, and the target its value ``ahead`` steps later. The mask weighs
     the second half of the stream alone. The score is the mean squared error, in units of the
     variance. The best linear guess from the present value alone, ``rho x_t``, is better than
@@ -158,7 +158,7 @@ def mackey_glass(steps: int = 10_000, ahead: int = 6, tau: int = 17) -> Task:
 
 
 def history(xp, drawn, tau):
-    """The values from -tau to 0 (m + 1, lanes) of two numbers in [0, 1) for each lane."""
+    """The values from -tau to 0 (m + 1, batch) of two numbers in [0, 1) for each sample."""
     size = SIZES[0] + (SIZES[1] - SIZES[0]) * drawn[0]
     ticks = np.arange(tau * FINE + 1)[:, None] / FINE
     return LEVEL + size * xp.sin(2 * np.pi * (ticks / ROUND + drawn[1]))

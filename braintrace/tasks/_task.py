@@ -42,7 +42,7 @@ class Task:
     """A task, as a value: ``sample`` draws batches, ``loss`` and ``score`` judge outputs.
 
     ``steps`` T, ``inputs`` I and ``outputs`` O are the sizes of a sequence, its inputs and its
-    outputs. ``loss(output, target)`` is the mean over the lanes of the loss of one step, of ``(B,
+    outputs. ``loss(output, target)`` is the mean over the batch of the loss of one step, of ``(B,
     O)`` and of one row of ``ys``. ``score(outputs, ys, mask)`` takes all steps and is in the unit
     ``metric``: ``'accuracy'``, which is better where it is higher, ``'nats'`` or ``'mse'``.
     ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
@@ -148,7 +148,7 @@ def judged(
     stream: bool = False,
 ) -> Task:
     """A task of ``sizes`` steps, inputs, outputs with the loss and the score of its metric.
-    ``trivial`` is a function, or the outputs of all lanes: ``(O,)`` at each step, or ``(T, 1, O)``.
+    ``trivial`` is a function, or the outputs of each sample: ``(O,)`` at a step, or ``(T, 1, O)``.
     """
     loss = squared if metric == 'mse' else entropy
     score = accuracy if metric == 'accuracy' else over_steps(loss)

@@ -66,8 +66,8 @@ class Training:
         return check_loss(Penalised(loss, penalty(outputs[1])), 'the loss of a step')
 
     def start(self, params, carry, seed, x) -> At:
-        """Before the first update; random keys of the carry and of the rule are drawn anew for each
-        seed.
+        """Before the first update; random keys of the carry and of the rule are drawn for each seed
+        again.
         """
         state = self.online.init(params, carry, x)
         fold = partial(jax.random.fold_in, data=seed)
@@ -116,19 +116,19 @@ class Training:
         return at._replace(**moved), found.losses
 
     def score(self, params, carry, key, part: Part, sequences: int):
-        """The score of held-out sequences, in lanes of the batch's size."""
+        """The score of held-out sequences, in batches."""
         size, batch = self.options.batch, self.task.sample(key, sequences, part)
-        lanes = jnp.arange(-(-sequences // size) * size) % sequences  # some of them twice
+        chosen = jnp.arange(-(-sequences // size) * size) % sequences  # some of them twice
 
-        def outputs(lanes):
+        def outputs(chosen):
             def step(carry, x):
                 out, carry = self.online.cell(params, carry, x)
                 return carry, self.asked(out)
 
-            return jax.lax.scan(step, carry, batch.xs[:, lanes])[1]
+            return jax.lax.scan(step, carry, batch.xs[:, chosen])[1]
 
         with brainstate.environ.context(fit=False):
-            found = jax.lax.map(outputs, lanes.reshape(-1, size)).swapaxes(0, 1)
+            found = jax.lax.map(outputs, chosen.reshape(-1, size)).swapaxes(0, 1)
         found = found.reshape(len(found), -1, self.task.outputs)[:, :sequences]
         return self.task.score(found, batch.ys, batch.mask)
 

@@ -1,7 +1,7 @@
 """Environments to act in, in which the present observation does not tell what to do.
 
 Each is a value of pure functions for one sample; :func:`vector` makes a batch of it that starts
-finished episodes anew.
+finished episodes again.
 
 >>> import jax, jax.numpy as jnp
 >>> from braintrace.tasks import environments
@@ -75,7 +75,7 @@ class VectorEnvironment(NamedTuple):
 
 
 def vector(env: Environment) -> VectorEnvironment:
-    """A batch of an environment, whose finished episodes start anew within the step.
+    """A batch of an environment, whose finished episodes start again within the step.
 
     Raises :class:`braintrace.errors.StructureError` for observations that are no floats of the
     shape ``(inputs,)``, and for a ``step`` that does not return such a state, a reward and a flag.

@@ -275,14 +275,14 @@ def augment(shift: int = 8, blend: float = 0.5) -> Callable[[Array, Array, Array
         raise OptionError(f'blend is {blend!r}; give a chance from 0 to 1.')
 
     def augmented(key: Array, xs: Array, labels: Array) -> Array:
-        of_other, of_lane, of_bin, of_shift = jax.random.split(key, 4)
-        lanes, inputs = xs.shape[1:]
+        of_other, of_sample, of_bin, of_shift = jax.random.split(key, 4)
+        batch, inputs = xs.shape[1:]
         same = jnp.where(labels[:, None] == labels, 0.0, -jnp.inf)
         other = xs[:, jax.random.categorical(of_other, same)]
-        blended = jax.random.bernoulli(of_lane, blend, (lanes, 1))
+        blended = jax.random.bernoulli(of_sample, blend, (batch, 1))
         xs = jnp.where(blended & jax.random.bernoulli(of_bin, 0.5, xs.shape), other, xs)
         padded = jnp.pad(xs, ((0, 0), (0, 0), (shift, shift)))
-        start = jax.random.randint(of_shift, (lanes,), 0, 2 * shift + 1)
+        start = jax.random.randint(of_shift, (batch,), 0, 2 * shift + 1)
         moved = jax.vmap(jax.lax.dynamic_slice_in_dim, (1, 0, None, None), 1)
         return moved(padded, start, inputs, 1)
 

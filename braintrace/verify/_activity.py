@@ -59,9 +59,9 @@ def activity(
 
 
 def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
-    """Reshape values over time to (times and lanes, units)."""
-    lanes = a.shape[1] if a.shape[1:2] == (graph.lanes,) else 1
-    return a.reshape(len(a) * lanes, -1)
+    """Reshape values over time to (times and samples, units)."""
+    samples = a.shape[1] if a.shape[1:2] == (graph.lanes,) else 1
+    return a.reshape(len(a) * samples, -1)
 
 
 def _rates(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:

@@ -44,12 +44,12 @@ def history_mass(
         """The gradient of each parameter through the old states of each group, groups in axis 0."""
 
         def carries(values):
-            """The carry in front of every step."""
+            """The carry before every step."""
             w = weights.rebuild(values)
             return jax.lax.scan(lambda c, x: (step(w, c, x), c), carry, xs)[1]
 
         def signals(at) -> list:
-            """The derivative of a step's loss by the hidden states in front of it."""
+            """The derivative of a step's loss by the hidden states before it."""
             c, x, y = at
             to_loss = lambda c: scalar(loss(outputs(params, c, x), y))
             return cut.hidden(jax.grad(to_loss, allow_int=True)(c))

@@ -103,7 +103,7 @@ def first_values(program, params, carry: list, x) -> dict[int, Any]:
 
 
 def scalar(loss):
-    """The loss of a step, which must be a real scalar, with a penalty beside it."""
+    """The loss of a step, which must be a real scalar, with its penalty, if it has one."""
     if isinstance(loss, Penalised):
         return scalar(loss.loss) + scalar(loss.penalty)
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):

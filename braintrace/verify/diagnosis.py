@@ -15,7 +15,7 @@ from ..errors import OptionError
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """The online gradient of one parameter beside its gradient by BPTT over the window.
+    """The online gradient of one parameter next to its gradient by BPTT over the window.
 
     ``path``, ``shape``, ``route``, ``reason`` and ``history`` are as in ``learner.report``;
     ``trace_bytes`` is the size of its trace. ``cosine`` is the cosine of the angle between both,

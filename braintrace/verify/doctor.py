@@ -1,4 +1,4 @@
-"""The gradient doctor: an online learner beside backpropagation through time, on a short window."""
+"""The gradient doctor: an online learner and backpropagation through time on a short window."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelLearner(Protocol):
         ...
 
     def with_environment(self, xs, length: int) -> tuple:
-        """Sequences as these functions take them, with what the model reads beside its inputs."""
+        """Sequences as these functions take them, with what the model reads besides its inputs."""
         ...
 
 

@@ -23,8 +23,7 @@ SHOWN = {
     ),
     ('states', 'silent'): (
         'their states stay at zero',
-        'nothing reaches them; look at the weights in front of them, and at the units '
-        'that these read',
+        'nothing reaches them; look at the weights before them, and at the units that these read',
     ),
     ('states', 'saturated'): (
         'their states are at a bound',

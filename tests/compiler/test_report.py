@@ -276,7 +276,7 @@ def test_the_memory_at_two_batch_sizes_is_that_of_the_allocated_trace(name, rule
         assert {k: (r.shape, r.dtype, r.bytes) for k, r in rows.items()} == {
             k: (a.shape, str(a.dtype), a.nbytes) for k, a in arrays.items()
         }
-    assert small.report(5).memory - small.report(4).memory == small.report().memory_of_lane
+    assert small.report(5).memory - small.report(4).memory == small.report().memory_of_sample
     assert name == 'lanes' or small.report(0).memory == 0
 
 
@@ -315,7 +315,9 @@ def test_a_trace_without_lanes_does_not_grow():
         'w': [0],
         'drift': [None],
     }
-    assert report.at(0).memory == 4 * N and report.at(3).memory == 4 * N + 3 * report.memory_of_lane
+    assert (
+        report.at(0).memory == 4 * N and report.at(3).memory == 4 * N + 3 * report.memory_of_sample
+    )
 
 
 @pytest.mark.tier(quick=2)

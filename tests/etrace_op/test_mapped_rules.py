@@ -262,7 +262,12 @@ def test_vmap_binds_the_primitive_whose_rules_these_are(case):
 
 
 def gain():
-    return ops.ETPPrimitive('etp_test', lambda x, w: x * w)
+    return unregistered(lambda x, w: x * w)
+
+
+def unregistered(fn):
+    one = lambda params: {'weight': 1}
+    return ops.ETPPrimitive(ops.ETPPrimitiveSpec('etp_test', fn, trainable_invars_fn=one))
 
 
 def test_rules_registered_after_mapping_are_found(registries_are_restored):
@@ -301,9 +306,7 @@ def test_a_broken_rule_behind_a_mapped_primitive_is_named(registries_are_restore
 
 
 def test_the_number_of_outputs_of_an_original_is_known_from_its_mapped_form():
-    primitive = ops.ETPPrimitive(
-        'etp_test', lambda x, w, *, several=True: (x * w, x) if several else x * w
-    )
+    primitive = unregistered(lambda x, w, *, several=True: (x * w, x) if several else x * w)
     jax.eval_shape(jax.vmap(primitive.bind), jnp.ones(2), jnp.ones(2))
     assert primitive.multiple_results and primitive.mapped((0, 0)).multiple_results
     with pytest.raises(RuleContractError, match='one array in one call and a tuple in another'):

@@ -167,7 +167,7 @@ def test_where_a_trace_grows_otherwise_with_the_batch_no_other_size_is_told(rule
     learner.init(jnp.ones((2, N)), jnp.zeros(shape), jnp.ones((3, 2)))
     with pytest.raises(OptionError, match='is not known at batch size 5.*Compile it at that size'):
         learner.report.at(5)
-    assert learner.report.memory_of_lane == 0
+    assert learner.report.memory_of_sample == 0
 
 
 @pytest.mark.drawn

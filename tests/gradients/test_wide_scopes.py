@@ -371,4 +371,4 @@ def test_a_bias_that_is_marked_has_the_memory_of_one_sample_for_each(cell, rule)
     assert_close(run(params, state, xs, ys, None, (flags, h)).grads, want)
     if cell is broadcast:
         # four numbers in each sample, and 8, 16, 4 and 4 weights whose y keeps all of them
-        assert learner.report(64).memory == 64 * learner.report.memory_of_lane == 64 * 4 * 32 * 8
+        assert learner.report(64).memory == 64 * learner.report.memory_of_sample == 64 * 4 * 32 * 8

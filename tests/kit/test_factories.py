@@ -294,7 +294,7 @@ REFUSED = {
         ),
         "'made_bad': static is 'scale', expected a list": lambda: spec(static='scale'),
         "'made_bad': cases is 3, expected a list": lambda: spec(cases=3),
-        "'made_bad': check is a int": lambda: spec(check=3),
+        "check of 'made_bad' is a int": lambda: spec(check=3),
         'expected an ETPPrimitiveSpec': lambda: kit.new_etp_primitive('made_bad'),
         "'made_bad' has solve_drtrl of a layout of its own": (
             lambda: spec(solve_drtrl=lambda: None)

@@ -145,7 +145,7 @@ def test_what_a_gru_loses_is_named_with_its_places():
     assert '(cell/{Wz,Wr,Wh}/weight/weight) [' in mixed and mixed.count('test_diagnose.py') == 1
     assert 'as in MinGRUCell' in mixed
     assert reset.endswith(
-        'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), take exact '
+        'Apply its result after the other op, as in h = tanh(op1(x) + gate * op2(h)), take exact '
         "windows (window=K, inside='exact'), which hold the history of K steps, or accept this."
     )
 
