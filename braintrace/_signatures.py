@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from numbers import Integral
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -50,6 +51,11 @@ def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
         return public(owner)(checked)  # type: ignore[return-value]
 
     return decorate
+
+
+def is_int(value: Any, least: int) -> bool:
+    """Whether ``value`` is an int, not a bool, and at least ``least``."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 # what users would call an argument, beside its name in a signature

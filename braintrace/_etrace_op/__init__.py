@@ -1,7 +1,7 @@
 """ETP primitives, their rules, the functions that bind them, and the factories of new ones."""
 
 from ._layouts import add_bias
-from ._operands import each_axis, is_count
+from ._operands import each_axis
 from ._primitive import (
     BATCHED_PRIMITIVES,
     ETP_PRIMITIVE_SPECS,

@@ -14,6 +14,7 @@ import numpy as np
 import saiunit as u
 
 from .._jax import hide_from_locations
+from .._signatures import is_int
 from ..errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
@@ -211,17 +212,10 @@ def check_rank(op: str, name: str, found, layouts: dict[int, str], hint: str) ->
         )
 
 
-def is_count(value: Any, least: int = 1) -> bool:
-    """Whether ``value`` is an int, not a bool, and at least ``least``."""
-    return (
-        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-    )
-
-
 def each_axis(owner: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
     """One int for each of ``rank`` spatial axes; a single one holds for all."""
     sizes = (value,) * rank if np.ndim(value) == 0 else tuple(value)
-    if len(sizes) != rank or not all(map(is_count, sizes)):
+    if len(sizes) != rank or not all(is_int(size, 1) for size in sizes):
         raise OptionError(
             f'{owner}: {name} is {value!r}; give an int of at least 1, or one for each spatial '
             f'axis ({rank}).'

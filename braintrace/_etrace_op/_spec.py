@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from .._signatures import is_int
 from ..errors import RuleContractError
 from ._reverse import Reverse, with_reverse
 
@@ -102,10 +103,6 @@ class ETPPrimitiveSpec:
         return checked_invars(self.name, self.trainable_invars_fn(params))
 
 
-def _is_index(i) -> bool:
-    return isinstance(i, int) and not isinstance(i, bool) and i >= 0
-
-
 def checked_invars(op: str, invars) -> dict[str, int]:
     """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
     indices.
@@ -113,7 +110,7 @@ def checked_invars(op: str, invars) -> dict[str, int]:
     if (
         not isinstance(invars, Mapping)
         or not invars
-        or not all(isinstance(name, str) and _is_index(i) for name, i in invars.items())
+        or not all(isinstance(name, str) and is_int(i, 0) for name, i in invars.items())
         or len(set(invars.values())) < len(invars)
     ):
         raise RuleContractError(
@@ -157,7 +154,7 @@ def check_described(spec: ETPPrimitiveSpec) -> None:
     check_callable(f'the implementation of {name!r}', spec.impl)
     for what, expected in INDICES.items():
         value = getattr(spec, what)
-        if not (_is_index(value) or (value is None and 'None' in expected)):
+        if not (is_int(value, 0) or (value is None and 'None' in expected)):
             raise RuleContractError(f'{what} of {name!r} is {value!r}, expected {expected}.')
     for what in (*CONTRACTS, 'trainable_invars_fn', 'check'):
         if (value := getattr(spec, what)) is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import platform_here
-from .._signatures import refuses
+from .._signatures import is_int, refuses
 from ..errors import EtpShapeError, NotSupportedError, OptionError
 from ._layouts import bias_at, zeros_trace
 from ._operands import (
@@ -22,7 +22,6 @@ from ._operands import (
     check_shape,
     each_axis,
     input_operand,
-    is_count,
     trainable_operand,
     with_unit,
 )
@@ -407,7 +406,7 @@ def _checked_layout(x, kernel, options: dict) -> jax.lax.ConvDimensionNumbers:
             f"{x.ndim}; expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
         ) from error
     for name in ('feature_group_count', 'batch_group_count'):
-        if not is_count(options[name]):
+        if not is_int(options[name], 1):
             raise OptionError(f'conv: {name} is {options[name]!r}, expected an integer >= 1.')
     feature_groups, batch_groups = options['feature_group_count'], options['batch_group_count']
     batch, channels = (x.shape[axis] for axis in layout.lhs_spec[:2])

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import saiunit as u
 
+from .._signatures import is_int
 from ..errors import EtpDtypeError, OptionError, RuleContractError
 from . import einsums
 from ._jax_rules import of_weights
@@ -185,8 +186,7 @@ def make_linear_op(
     (5, 4)
     """
     check_callable(f'fn of {name!r}', fn)
-    is_number = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
-    if isinstance(static, str) or not isinstance(trainable, Mapping | None) or not is_number:
+    if isinstance(static, str) or not isinstance(trainable, Mapping | None) or not is_int(rank, 0):
         raise OptionError(
             f'make_linear_op: static={static!r}, trainable={trainable!r}, rank={rank!r}; expected '
             'a tuple of names, a dict of name -> position of an argument of fn, and a number of '
@@ -430,7 +430,7 @@ def make_conv_op(name: str, dims: int) -> EtpOp:
     >>> conv1d(jnp.ones((2, 3, 16)), jnp.ones((4, 3, 5)), padding='VALID').shape
     (2, 4, 12)
     """
-    if isinstance(dims, bool) or not isinstance(dims, int) or dims < 1:
+    if not is_int(dims, 1):
         raise OptionError(
             f'make_conv_op: dims is {dims!r}; give the number of spatial axes, an int >= 1.'
         )

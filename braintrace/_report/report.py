@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, path_name, reach
 from .._rules import DRTRL, Rule
+from .._signatures import is_int
 from .._tables import Table, as_html, as_text
 from ..errors import OptionError
 from . import contents
@@ -128,7 +129,7 @@ class Report:
         >>> report.at(64, batch_axis='data', mesh=mesh).share
         Share(devices=8, held=1024, gradient=96, units_apart=False)
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
+        if not is_int(batch_size, 0):
             raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')
         if self.batch_size is None:
             raise OptionError(

@@ -13,7 +13,7 @@ import numpy as np
 import saiunit as u
 from brainstate.nn import init
 
-from .._etrace_op import is_count
+from .._signatures import is_int
 from ..errors import EtpDtypeError, EtpShapeError, OptionError
 
 Size = int | Sequence[int]
@@ -49,7 +49,7 @@ ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
 def counted(owner: str, **sizes: Any) -> tuple[int, ...]:
     """The sizes as ints."""
     for name, size in sizes.items():
-        if not is_count(size, 1):
+        if not is_int(size, 1):
             raise OptionError(f'{owner}: {name} is {size!r}; give an int of at least 1.')
     return tuple(map(int, sizes.values()))
 
@@ -57,7 +57,7 @@ def counted(owner: str, **sizes: Any) -> tuple[int, ...]:
 def features(size: Size, what: str) -> int:
     """The number of features that ``size``, an int or a sequence of one int, stands for."""
     found = list(size) if isinstance(size, Sequence) else [size]
-    if len(found) != 1 or not is_count(found[0], 1):
+    if len(found) != 1 or not is_int(found[0], 1):
         raise OptionError(
             f'{what} is {size!r}; give the number of features, one int of at least 1 (reshape '
             'other axes away).'
@@ -68,7 +68,7 @@ def features(size: Size, what: str) -> int:
 def axes(size: Size, what: str) -> tuple[int, ...]:
     """The sizes of one or more axes that ``size``, an int or a sequence of ints, stands for."""
     found = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
-    if not found or not all(is_count(each, 1) for each in found):
+    if not found or not all(is_int(each, 1) for each in found):
         raise OptionError(
             f'{what} is {size!r}; give a number of features, or a shape: ints of at least 1.'
         )
@@ -190,7 +190,7 @@ def initial_value(
     state_init: Init, shape: Sequence[int], batch_size: int | None, owner: str
 ) -> Any:
     """A state's first value, of shape ``shape`` or ``(batch_size, *shape)``; a scalar fills it."""
-    if batch_size is not None and not is_count(batch_size, 0):
+    if batch_size is not None and not is_int(batch_size, 0):
         raise OptionError(
             f'{owner}: batch_size is {batch_size!r}; give None for one unbatched sample, or an int '
             'from 0 up.'

@@ -9,8 +9,8 @@ import brainstate
 import jax
 import numpy as np
 
-from .._etrace_op import conv, each_axis, is_count
-from .._signatures import ShowsArguments
+from .._etrace_op import conv, each_axis
+from .._signatures import ShowsArguments, is_int
 from ..errors import OptionError
 from ._arguments import XAVIER, Init, axes, check_input, counted, first_value, parameter
 from ._docs import Documented
@@ -143,9 +143,9 @@ class Conv(Documented, ShowsArguments, brainstate.nn.Module):
         given = list(padding) if isinstance(padding, Sequence) else [padding] * self.rank
         if self.rank == 1 and len(given) == 2:
             given = [given]
-        pairs = [(each, each) if is_count(each, 0) else each for each in given]
+        pairs = [(each, each) if is_int(each, 0) else each for each in given]
         if len(pairs) != self.rank or not all(
-            isinstance(pair, Sequence) and len(pair) == 2 and all(is_count(n, 0) for n in pair)
+            isinstance(pair, Sequence) and len(pair) == 2 and all(is_int(n, 0) for n in pair)
             for pair in pairs
         ):
             raise OptionError(

@@ -12,7 +12,7 @@ import numpy as np
 import saiunit as u
 
 from .._etrace_op import einsum, matmul
-from .._signatures import ShowsArguments
+from .._signatures import ShowsArguments, is_int
 from ..errors import OptionError
 from ._arguments import (
     KAIMING,
@@ -22,7 +22,6 @@ from ._arguments import (
     axes_in_and_out,
     check_trailing,
     first_value,
-    is_count,
     parameter,
 )
 from ._docs import Documented
@@ -293,7 +292,7 @@ class ScaledWSLinear(Dense):
         param_type: type = brainstate.ParamState,
     ):
         super().__init__(in_size, out_size, name)
-        if not is_count(self.num_in, 2):
+        if not is_int(self.num_in, 2):
             raise OptionError(
                 'ScaledWSLinear: in_size is 1; a standardised weight of one input is always 0. '
                 'Give at least 2 inputs, or use Linear.'

@@ -12,8 +12,9 @@ import numpy as np
 from jax.nn import sigmoid, softplus
 
 from .._etrace_op import element_wise
+from .._signatures import is_int
 from ..errors import OptionError
-from ._arguments import KAIMING, ZERO, Init, Size, features, initial_value, is_count
+from ._arguments import KAIMING, ZERO, Init, Size, features, initial_value
 from ._base import RecurrentLayer
 from ._linear import Linear
 
@@ -81,7 +82,7 @@ class GLACell(RecurrentLayer):
     ):
         super().__init__(in_size, out_size, state_init, name)
         keys = self.num_out if key_size is None else features(key_size, 'GLACell: key_size')
-        if not is_count(heads, 1) or keys % heads or self.num_out % heads:
+        if not is_int(heads, 1) or keys % heads or self.num_out % heads:
             raise OptionError(
                 f'GLACell: heads is {heads!r}; give a divisor of key_size={keys} and of '
                 f'out_size={self.num_out}.'

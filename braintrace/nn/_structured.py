@@ -13,7 +13,7 @@ import numpy as np
 import saiunit as u
 
 from .._etrace_op import SparseStructure, embedding, lora_matmul, sparse_matmul
-from .._signatures import ShowsArguments, refuses
+from .._signatures import ShowsArguments, is_int, refuses
 from ..errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 from ._arguments import (
     KAIMING,
@@ -27,7 +27,6 @@ from ._arguments import (
     check_trailing,
     counted,
     first_value,
-    is_count,
     parameter,
 )
 from ._docs import Documented
@@ -361,7 +360,7 @@ class Embedding(Documented, ShowsArguments, brainstate.nn.Module):
         self.embedding_size = axes(embedding_size, 'Embedding: embedding_size')
         self.in_size, self.out_size = (), self.embedding_size
         if padding_idx is not None and not (
-            is_count(padding_idx, 0) and padding_idx < num_embeddings
+            is_int(padding_idx, 0) and padding_idx < num_embeddings
         ):
             raise OptionError(
                 f'Embedding: padding_idx is {padding_idx!r}; give a row from 0 to '

@@ -16,6 +16,7 @@ from braintrace_receipts.canonical import emit, spec_digest
 from braintrace_receipts.files import write_files
 from braintrace_receipts.optimizers import OPTIMIZERS
 
+from .._signatures import is_int
 from ..errors import OptionError, StructureError
 from ._capture import Record, Recording, Run
 from ._entries import Fields, direct_signals, named, with_nodes
@@ -86,7 +87,7 @@ class Recorder:
         record_every: int = 1,
         run_id: str | None = None,
     ):
-        if isinstance(record_every, bool) or not isinstance(record_every, int) or record_every < 1:
+        if not is_int(record_every, 1):
             raise OptionError(f'record_every is {record_every!r}; give an int >= 1.')
         _of_type('recording', recording, Recording, 'receipts.capture returned')
         _of_type('run_id', '' if run_id is None else run_id, str, 'names the run')

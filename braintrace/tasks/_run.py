@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import brainstate
@@ -14,7 +13,7 @@ import numpy as np
 
 from .._learner import ETraceLearner
 from .._rules import Rule
-from .._signatures import public
+from .._signatures import is_int, public
 from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner
@@ -239,9 +238,7 @@ def _zeros(task: Task, batch: int) -> jax.Array:
 def _numbers(seeds) -> tuple[int, ...]:
     """Seeds as a tuple of ints."""
     found = tuple(seeds) if isinstance(seeds, Iterable) else ()
-    fit = all(
-        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**31 for s in found
-    )
+    fit = all(is_int(s, 0) and s < 2**31 for s in found)
     if not found or not fit or len({*found}) < len(found):
         raise OptionError(f'seeds is {seeds!r}; give different ints from 0 to 2^31 - 1.')
     return tuple(map(int, found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from .._compiler import depends
+from .._signatures import is_int
 from .._warnings import tell
 from ..errors import OptionError, StructureError
 
@@ -173,7 +174,7 @@ def different(key: Array, batch_size: int, labels: Sized, part: str, what: str) 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is no int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+    if not is_int(value, least):
         raise OptionError(f'{name} is {value!r}; give an int of at least {least}.')
 
 

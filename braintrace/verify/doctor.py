@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, Report, functional
-from .._signatures import public
+from .._signatures import is_int, public
 from ..errors import NotSupportedError, OptionError, StepFunctionError
 from . import _measure as measure
 from ._activity import activity
@@ -182,9 +181,7 @@ def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
 def _window(xs, ys, steps):
     """The first steps of a sequence, and how many there are."""
     length = len(jax.tree.leaves((xs, ys))[0])
-    if steps is not None and (
-        isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= steps <= length
-    ):
+    if steps is not None and not (is_int(steps, 1) and steps <= length):
         raise OptionError(
             f'steps is {steps!r}; give an int from 1 to {length}, the length of the sequence.'
         )

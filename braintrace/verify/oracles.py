@@ -5,14 +5,13 @@ the loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from .._signatures import public
+from .._signatures import is_int, public
 from ..errors import NotSupportedError, OptionError, StructureError
 from ._sequence import checked, is_float, one_step, scalar, split_floats
 
@@ -194,7 +193,5 @@ def _check_differences(params, carry, eps, entries) -> None:
             )
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not eps > 0:
         raise OptionError(f'eps is {eps!r}; give a step > 0, such as 1e-5.')
-    if entries is not None and (
-        isinstance(entries, bool) or not isinstance(entries, Integral) or entries < 1
-    ):
+    if entries is not None and not is_int(entries, 1):
         raise OptionError(f'entries is {entries!r}; give an int >= 1, or None for all.')

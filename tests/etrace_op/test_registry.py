@@ -311,7 +311,7 @@ def test_an_error_of_the_library_inside_a_rule_passes_through():
     with pytest.raises(NotSupportedError, match='batch_group_count=2'):
         cases.instant(case, x, x, weights)
     behind = cases.conv('behind', (3, 5, 2), (4, 3, 3), 4, dimension_numbers=('CHN', 'OIH', 'CHN'))
-    message = 'put the batch behind another axis.*braintrace.conv'
+    message = 'put the batch after another axis.*braintrace.conv'
     with pytest.raises(NotSupportedError, match=message):
         cases.init(behind, *behind.draw(), 1)
 
