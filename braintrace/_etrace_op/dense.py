@@ -125,7 +125,7 @@ def embedding(indices, weight) -> jax.Array:
     ``(features,)`` or ``(batch, features)`` with the unit of the weight. The result equals
     :func:`matmul` of one-hot vectors, which are not made. An index that is known only at run time
     gives a row of NaN if it is out of range. As with every op, the table has a trace where y
-    reaches a hidden state position by position, as in ``h = tanh(embedding(i, E) + matmul(h, R))``;
+    reaches a hidden state element by element, as in ``h = tanh(embedding(i, E) + matmul(h, R))``;
     read through another weight, the table has the current step's gradient only.
 
     Raises ``EtpDtypeError`` for indices that are no integers, ``EtpShapeError`` for a wrong rank or

@@ -1,4 +1,4 @@
-"""Cells whose state is a matrix for each sample, moved on position by position: D_RTRL is exact for
+"""Cells whose state is a matrix for each sample, moved on element by element: D_RTRL is exact for
 them.
 """
 

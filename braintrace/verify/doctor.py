@@ -223,7 +223,7 @@ def _mass(
 
 
 def _is_cut(graph: ETraceGraph) -> bool:
-    """Whether a trace follows each position by itself, which :class:`CutStep` evaluates."""
+    """Whether a trace follows each unit by itself, which :class:`CutStep` evaluates."""
     whole = graph.hidden_param_op_relations and not any(graph.recurrent.values())
     return not (whole or any(eqn.extra for eqn in graph.program.equations))
 
