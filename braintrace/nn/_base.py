@@ -111,6 +111,7 @@ class RecurrentLayer(StatefulLayer):
     the first value ``state_init`` unless the constructor writes another pair into ``first_values``.
     """
 
+    state_names: ClassVar[tuple[str, ...]] = ('h',)
     shared_docs = """
     Parameters
     ----------

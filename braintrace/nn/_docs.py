@@ -29,14 +29,13 @@ class Documented:
     param_type : class derived from brainstate.ParamState
         Class of the parameter.
     """
-    state_names: ClassVar[tuple[str, ...]] = ('h',)
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         if 'shared_docs' in vars(cls) or not (cls.__doc__ and cls.__module__.startswith(PACKAGE)):
             return  # a base; a class of a user, who describes it
-        states = ' and '.join(f'``{state}``' for state in cls.state_names)
-        states = f'state {states}' if len(cls.state_names) == 1 else f'states {states}'
+        names = getattr(cls, 'state_names', ())
+        states = f'state{"s" * (len(names) > 1)} {" and ".join(f"``{name}``" for name in names)}'
         shared = (vars(kind).get('shared_docs', '') for kind in cls.__mro__)
         cls.__doc__ = completed(cls.__doc__, shared, list(inspect.signature(cls).parameters))
         cls.__doc__ = cls.__doc__.replace('{name}', cls.__name__).replace('{states}', states)
