@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import and_
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, HiddenGroup, Relation
-from .._executor import Vector, closure
+from .._executor import Vector
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
 from .entries import OpTrace, apart, if_any, reads_weights
 from .layout import (
@@ -28,6 +27,7 @@ from .layout import (
     gathered_once,
     is_plain,
     pairs,
+    reached,
     stored,
     stored_dtype,
     tree_bytes,
@@ -79,7 +79,7 @@ class DRTRL(PositionWise, Windowed):
     remembers = True
 
     def widened(self, graph):
-        relations = [replace(r, traced=_reached(r)) for r in graph.hidden_param_op_relations]
+        relations = [replace(r, traced=reached(r)) for r in graph.hidden_param_op_relations]
         seen = replace(graph, hidden_param_op_relations=tuple(relations))
         read = [replace(r, traced=_read(graph, r)) for r in relations]
         # Credit along every path may reach any state. A trace that is made with the weights can not
@@ -96,7 +96,7 @@ class DRTRL(PositionWise, Windowed):
         """Whether a trace is written one step late: entries of some states then follow from the
         newest step, and single steps do not need the trace before and after them.
         """
-        if any(r.traced != _reached(r) for r in graph.hidden_param_op_relations):
+        if any(r.traced != reached(r) for r in graph.hidden_param_op_relations):
             return True
         return tree_bytes(trace) >= self.late_from and not any(map(reads_weights, pairs(graph)))
 
@@ -192,25 +192,13 @@ class DRTRL(PositionWise, Windowed):
 # the states that entries are kept of --------------------------------------------------------------
 
 
-def _reached(relation: Relation) -> tuple[tuple[int, ...], ...]:
-    """Of each group the states that the op reaches, in one step or more."""
-
-    def of_group(group: HiddenGroup, feeds: tuple[bool, ...]) -> tuple[int, ...]:
-        moves = closure(tuple(tuple(there or None for there in row) for row in group.reads))
-        return tuple(
-            s for s in range(group.num_state) if feeds[s] or any(map(and_, moves[s], feeds))
-        )
-
-    return tuple(map(of_group, relation.groups, relation.feeds))
-
-
 def _read(graph: ETraceGraph, relation: Relation) -> tuple[tuple[int, ...], ...]:
     """Of these the ones that something reads one step later."""
 
     def is_read(group: HiddenGroup, s: int) -> bool:
         return group.states[s] in graph.read_later or any(row[s] for row in group.reads)
 
-    each = zip(relation.groups, _reached(relation), strict=bool(relation.feeds))
+    each = zip(relation.groups, reached(relation), strict=bool(relation.feeds))
     return tuple(tuple(s for s in states if is_read(group, s)) for group, states in each)
 
 

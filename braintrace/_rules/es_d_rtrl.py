@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,8 +24,8 @@ from .contraction import (
     same_step,
 )
 from .entries import OpTrace
-from .layout import Pair, by_op, by_pair, entry_dtype, pairs, to_y, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, WritesAtOnce
+from .layout import Pair, by_op, by_pair, entry_dtype, pairs, reached, to_y, where_lanes
+from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
 
 # factored traces ----------------------------------------------------------------------------------
 #
@@ -36,7 +36,7 @@ from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, W
 def empty_factors(graph: ETraceGraph, pair: Pair) -> dict[str, jax.Array]:
     """The two factors before the first step; an op without x has ``f`` alone."""
     op, coords = as_represented(pair.op), pair.coords
-    f = OpTrace(pair.op, coords).zeros_pp(pair.group.num_state)
+    f = OpTrace(pair.op, coords).zeros_pp(len(pair.states))
     slots = {'f': f.astype(entry_dtype(graph, pair, f.dtype))}
     if op.x is not None:
         lanes = coords.shape[: int(pair.has_lanes_added)]
@@ -95,7 +95,7 @@ def alive_slots(pair: Pair, slots: dict, flags: jax.Array) -> dict:
 def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
     """The group's vector at the relation's coordinates, with axes for the loops around the op."""
     front = tuple(range(len(pair.op.repeats)))
-    return jax.tree.map(lambda s: jnp.expand_dims(s, front), pair.gathered(by_group))
+    return jax.tree.map(lambda s: jnp.expand_dims(s, front), pair.vector(pair.gathered(by_group)))
 
 
 # the rule -----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
+class ESDRTRL(PositionWise, Windowed):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 
@@ -144,10 +144,24 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         )
 
     def widened(self, graph):
-        return graph
+        relations = graph.hidden_param_op_relations
+        relations = tuple(replace(r, traced=reached(r)) for r in relations)
+        return replace(graph, hidden_param_op_relations=relations)
 
     def init(self, graph):
         return by_pair(graph, partial(empty_factors, graph))
+
+    def written(self, graph, trace, t):
+        def one(pair: Pair) -> dict[str, jax.Array]:
+            f = dict(zip(pair.states, states_of(pair.of(trace)['f']), strict=True))
+            none = jnp.zeros_like(f[pair.states[0]])
+            every = [f.get(s, none) for s in range(pair.group.num_state)]
+            return {**pair.of(trace), 'f': jnp.stack(every, -1)}
+
+        return by_pair(graph, one)
+
+    def delay(self, graph, every):
+        return 1
 
     def update(self, network, trace, factors, t):
         return joined(self._advanced(network, alive(network, apart(trace), t > 0), factors))
@@ -203,12 +217,12 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
         a_x, a_f = self.decays
 
         def one(pair: Pair):
-            old = pair.of(slots)
-            moved = apply(pair.gathered(factors.d), old['f'])
+            old, df = pair.of(slots), pair.vector(pair.of(factors.df))
+            moved = apply(pair.transition(factors.d), old['f'])
             new = {
                 'f': tuple(
                     _sum(_scaled(a_f, m), _scaled(1 - a_f, q), f)
-                    for m, q, f in zip(moved, pair.of(factors.df), old['f'], strict=True)
+                    for m, q, f in zip(moved, df, old['f'], strict=True)
                 )
             }
             if 'x' in old:
@@ -235,7 +249,7 @@ class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
             if 'x' in own:
                 xs.setdefault(key, {})[name] = own['x']
             # it holds the current step through the groups already: dy - L . D_f is left
-            inside = dot(signal, pair.of(df))
+            inside = dot(signal, pair.vector(pair.of(df)))
             if inside is not None:
                 rest[key] = rest[key] - to_y(pair, inside)
         return xs, factored, {key: rest[key] for key in rest.keys() - _through(network)}

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import and_
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 
 from .. import _jax
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Kept, OpUse, Relation, is_complex
-from .._executor import add, gathered
+from .._executor import add, closure, gathered
 from ..errors import NotSupportedError
 
 # lanes --------------------------------------------------------------------------------------------
@@ -129,6 +130,7 @@ class Pair(NamedTuple):
     states: tuple[int, ...]  # those of the group of which there are entries
     laned: bool  # axis 0 of the entries is the lanes
     lane: np.ndarray | None  # of each entry, with size 1 along axes that do not matter
+    weights: dict[str, jax.Array] | None = None  # of the op, where a rule is given them
 
     @property
     def op(self) -> OpUse:
@@ -150,6 +152,10 @@ class Pair(NamedTuple):
     def vector(self, of_group: tuple) -> tuple:
         """The part of a vector that stands for states of which there are entries."""
         return tuple(of_group[s] for s in self.states)
+
+    def transition(self, by_group: dict) -> tuple:
+        """The part of the group's transition between these states, at the coordinates."""
+        return tuple(map(self.vector, self.vector(self.gathered(by_group))))
 
     @property
     def kept(self) -> Kept:
@@ -212,6 +218,18 @@ class Pair(NamedTuple):
         values = gathered(self.coords, by_group[self.group.name])
         front = (1,) * (1 + len(self.op.repeats)) if rows else ()
         return jax.tree.map(lambda v: v.reshape(front + v.shape), values)
+
+
+def reached(relation: Relation) -> tuple[tuple[int, ...], ...]:
+    """Of each group the states that the op reaches, in one step or more."""
+
+    def of_group(group: HiddenGroup, feeds: tuple[bool, ...]) -> tuple[int, ...]:
+        moves = closure(tuple(tuple(there or None for there in row) for row in group.reads))
+        return tuple(
+            s for s in range(group.num_state) if feeds[s] or any(map(and_, moves[s], feeds))
+        )
+
+    return tuple(map(of_group, relation.groups, relation.feeds))
 
 
 def pairs(graph: ETraceGraph) -> Iterator[Pair]:

@@ -103,7 +103,8 @@ class StepRule(Stepwise, PositionWise):
     reset; single samples are not reset beside an array without it. An axis 0 as long as the batch
     is taken for it, so put something else in another axis. ``read(pair, e, lam)`` returns the
     gradient of each weight of the op, by the names and in the shapes of
-    ``pair.op.weight_avals``; zeros for one without a history. An op in a loop of the step has an
+    ``pair.op.weight_avals``; zeros for one without a history. In both ``pair.weights`` has the op's
+    weights of this step, by the same names. An op in a loop of the step has an
     axis for the turns in front of x and df. Where an element of y feeds several positions of the
     states, as a weight of a neuron does in each sample, ``coords`` has ``pair.coords.added`` axes
     more than y, in front of its axis ``pair.coords.axis``.
@@ -193,7 +194,8 @@ class StepRule(Stepwise, PositionWise):
         try:
             if not args:
                 return ask(pair)
-            return jax.eval_shape(partial(ask, pair), *args)
+            with_weights = lambda weights, *args: ask(pair._replace(weights=weights), *args)
+            return jax.eval_shape(with_weights, pair.op.weight_avals, *args)
         except Exception as error:
             hint = ''
             if pair.op.x is None:
@@ -211,7 +213,8 @@ class StepRule(Stepwise, PositionWise):
             old, x = pair.of(trace), factors.x.get(pair.relation.key)
             d = self._dense(pair, pair.gathered(factors.d))
             df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
-            found = self.step(pair, _past(pair, old, t), x, d, df)
+            own = pair._replace(weights=network.weights[pair.relation.key])
+            found = self.step(own, _past(pair, old, t), x, d, df)
             chance = chances(t.sum(), t.sum())
             return {name: dithered(found[name], e.dtype, chance) for name, e in old.items()}
 
@@ -222,7 +225,8 @@ class StepRule(Stepwise, PositionWise):
         def one(pair: Pair) -> Slots:
             # a trace that a reset ended counts as zero, whatever it holds
             past = _past(pair, pair.of(trace), t)
-            return self.read(pair, past, self._dense(pair, pair.gathered(lam)))
+            own = pair._replace(weights=network.weights[pair.relation.key])
+            return self.read(own, past, self._dense(pair, pair.gathered(lam)))
 
         return by_op(pairs(network.graph), one)
 

@@ -219,3 +219,53 @@ def test_an_op_without_an_input_is_asked_for_with_none():
 def test_it_is_reverse_mode_with_cuts():
     exact = verify.cut_bptt_gradients(lif, PARAMS, CARRY, XS, YS, loss)
     assert_close(gradient(LastSteps(), reduction='sum').grads, exact)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AnyOp(rules.StepRule):
+    """D-RTRL of one state, for any op: the derivative of y by each weight, from the op itself."""
+
+    name = 'ANY_OP'
+    approximation = ''
+
+    def start(self, pair):
+        # where samples share a weight, an axis for them stands in front of those of y
+        avals = pair.op.weight_avals.items()
+        return {name: jnp.zeros((*pair.coords.shape, *a.shape)) for name, a in avals}
+
+    def step(self, pair, e, x, d, df):
+        made = jax.jacrev(lambda weights: pair.op.impl(x, weights))(pair.weights)
+
+        def times(a, n, entry):
+            return a.reshape(a.shape + (1,) * pair.weights[n].ndim) * entry
+
+        return {n: times(d[..., 0, 0], n, e[n]) + times(df[..., 0], n, made[n]) for n in e}
+
+    def read(self, pair, e, lam):
+        return {n: jnp.tensordot(lam[..., 0], a, lam.ndim - 1) for n, a in e.items()}
+
+
+def test_a_rule_that_sees_the_weights_is_exact_for_ops_whose_entries_are_made_with_them():
+    """Also while they change: each gradient is that of the weights at all steps, moved together."""
+    params = {'B': RNG.normal(size=(IN, 2)), 'A': RNG.normal(size=(2, N)), 'b': RNG.normal(size=N)}
+    h, optimizer = RNG.normal(size=(B, N)), optax.sgd(0.1)
+
+    def cell(p, h, x):
+        y = braintrace.lora_matmul(x, p['B'], p['A']) + braintrace.element_wise(p['b'])
+        return (h := 0.8 * h + jnp.tanh(y)), h
+
+    now, used, nothing = params, [], jax.tree.map(np.zeros_like, params)
+    for t in range(T):
+        used.append(now)
+
+        def loss_of(moved, t=t):
+            state = h
+            for p, x in zip(used, XS, strict=False):
+                out, state = cell(jax.tree.map(jnp.add, p, moved), state, x)
+            return loss(out, YS[t])
+
+        now = jax.tree.map(lambda p, g: p - 0.1 * g, now, jax.jit(jax.grad(loss_of))(nothing))
+    learner = online(cell, AnyOp())
+    update = quick(learner.sequence_update(loss, optimizer))
+    state = learner.init(params, h, XS[0])
+    assert_close(update(params, optimizer.init(params), state, XS, YS).params, now)
