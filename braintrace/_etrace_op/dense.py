@@ -229,6 +229,9 @@ def lora_matmul(x, B, A, *, alpha=1.0, bias=None) -> jax.Array:
     ``(out,)`` and ``alpha`` a Python number; y is ``(out,)`` or ``(batch, out)`` with the product
     of the units of x, B and A.
 
+    The trace holds the derivative by ``B @ A``, from which the gradient of B is made with the
+    present A: that is the gradient at the weights of all earlier steps while A stays as it is.
+
     Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
     fit.
 
