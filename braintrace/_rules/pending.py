@@ -143,7 +143,10 @@ class Pending(NamedTuple):
             if not short:
                 return blocks
             xs = *self.x.get(pair.relation.key, ()), *later.x.get(pair.relation.key, ())
-            return (_rows_of(blocks, [len(x) for x in xs] or [1] * len(blocks)),)
+            # an op without x has rows of q alone
+            rows = zip(blocks, xs or (None,) * len(blocks), strict=True)
+            numbers = [next((len(a) for a in (*q, x) if a is not None), 1) for q, x in rows]
+            return (_rows_of(blocks, numbers),)
 
         p = {g: compose(move, self.p[g]) for g, move in later.p.items()}
         x = {key: joined(self.x[key], x) for key, x in later.x.items()}

@@ -166,3 +166,34 @@ def test_what_a_reset_ends_need_not_be_a_number(name, rule):
     whole = quick(learner.sequence_grad(case.loss, window=None))
     after = whole(case.params, first, xs, case.ys, reset=reset)[3]
     assert_close(after.trace, state.trace)
+
+
+def test_an_op_without_x_that_feeds_a_state_which_reads_none():
+    """What the second state owes to earlier steps is zero by structure, to the newest it is not."""
+
+    def cell(p, carry, x):
+        a, v = carry
+        b = braintrace.element_wise(p['b'])
+        a = 0.8 * a + jnp.tanh(v) + 0.5 * b
+        return a @ p['out'], (a, b + x)
+
+    rng, optimizer = np.random.default_rng(3), optax.sgd(0.002)
+    params = {'b': rng.normal(size=4), 'out': rng.normal(size=(4, 2))}
+    xs, ys = rng.normal(size=(9, 3, 4)), rng.normal(size=(9, 3, 2))
+    loss, carry = lambda out, y: jnp.sum((out - y) ** 2), (np.ones((3, 4)), np.ones((3, 4)))
+    now, used, nothing = params, [], jax.tree.map(np.zeros_like, params)
+    for t in range(9):
+        used.append(now)
+
+        def loss_of(moved, t=t):
+            state = carry
+            for p, x in zip(used, xs, strict=False):
+                out, state = cell(jax.tree.map(jnp.add, p, moved), state, x)
+            return loss(out, ys[t])
+
+        now = jax.tree.map(lambda p, g: p - 0.002 * g, now, jax.jit(jax.grad(loss_of))(nothing))
+    for rule in (braintrace.rules.d_rtrl(), LATE):
+        learner = braintrace.functional.online(cell, rule)
+        state = learner.init(params, carry, xs[0])
+        update = quick(learner.sequence_update(loss, optimizer))
+        assert_close(update(params, optimizer.init(params), state, xs, ys).params, now)
