@@ -637,7 +637,7 @@ class OnlineLearner:
         >>> import jax, jax.numpy as jnp, braintrace
         >>> from jax.sharding import PartitionSpec as P
         >>> def cell(params, h, x):
-        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        ...     h = h / 2 + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
         ...     return h, h
         >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
         >>> params, h, x = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((2, 3)), jnp.ones((2, 2))
