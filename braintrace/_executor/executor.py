@@ -401,7 +401,10 @@ class Executor:
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
-                    of_old = tuple(to_old[k] if here in old_reads[k] else None for k in olds)
+                    of_old = tuple(
+                        to_old[k] if there and here in old_reads[k] else None
+                        for k, there in zip(olds, group.reads[index], strict=True)
+                    )
                     of_y = {k: y if here in y_reads[k] else None for k, y in to_y.items()}
                     rows[group.states[index]] = of_old, of_y
         return rows
