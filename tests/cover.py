@@ -191,6 +191,8 @@ def run_with(fault: faults.Fault | None, tests, seconds: float, enough: int, out
         faults.put_in(fault)
     # pytest would import a module whose doctests it runs by a loader of its own, without the fault
     options = ['-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors', '--assert=plain']
+    # tests of `receipts/` alone would else be named as from there
+    options += ['-c', str(ROOT / 'pyproject.toml')]
     files = dict.fromkeys(map(file_of, tests))
     with Path(os.devnull).open('w') as nothing:
         os.dup2(nothing.fileno(), 1)

@@ -120,6 +120,23 @@ def test_arrays_have_a_largest_sum(monkeypatch):
     assert 'elements in all, more than 100' in problem.message
 
 
+@pytest.mark.parametrize(
+    'kind, like',
+    {
+        'gradients': 'params_before',
+        'params_after': 'params_before',
+        'carry_after': 'carry_before',
+    }.items(),
+)
+def test_an_array_has_the_shape_of_the_one_it_belongs_to(kind, like):
+    record = making.run('rnn', steps=1)[0]
+    name = min(record[kind])
+    record[kind][name] = node(np.zeros((1, 1, 1)))
+    want = tuple(record[like][name]['shape'])
+    problems = [problem.message for problem in read(record)[0]]
+    assert problems == [f'(1, 1, 1), and {like}/{name} has {want}']
+
+
 # what formulas would make of it ------------------------------------------------------------------
 
 

@@ -412,6 +412,21 @@ def test_layers_name_what_they_cut_between_each_other():
     assert left_out == set(map(str, report.cuts))
 
 
+@pytest.mark.parametrize('reads', [True, False], ids=['reads itself', 'feed-forward'])
+def test_a_remedy_is_told_for_what_a_parameter_loses_and_for_nothing_else(reads):
+    def cell(p, c, x):
+        h = 0.5 * c['h'] + jnp.tanh(mm(join(x, c['h']) if reads else x, p['w']))
+        r = 0.9 * c['r'] + mm(h, p['o'])
+        return r, {'h': h, 'r': r}
+
+    weights = shapes(w=(I + N * reads, N), o=(N, N))
+    with pytest.warns(BraintraceWarning):
+        learner = compiled(cell, weights, {'h': state(), 'r': state()}, seen())
+    w, o = map(learner.report.explain, 'wo')
+    assert 'r leaks.' in w and ('let each unit read only itself' in w) == reads
+    assert 'r leaks.' not in o and 'let each unit read only itself' not in o
+
+
 def test_what_is_left_out_of_a_parameter_is_told_apart_by_kind():
     def cell(p, c, x):
         plain = x @ p['w'][:I]  # plain

@@ -25,6 +25,21 @@ def test_the_first_step_is_plain_bptt(name):
     assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
 
 
+def seen_beside_the_state(ops, p, c, x):
+    """The loss reads the result of the op in the state, and once more by itself."""
+    y = ops.matmul(x, p['w'])
+    v = ops.new('v', 0.8 * c['v'] + y)
+    return v + 3.0 * y, {'v': v}
+
+
+BESIDE = Model('seen_beside_the_state', seen_beside_the_state, {'w': (I, N)}, {'v': (B, N)})
+
+
+def test_what_the_loss_reads_beside_the_state_is_in_the_first_step():
+    case = models.make_case(BESIDE, steps=1)
+    assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
+
+
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     assert es_d_rtrl(rank) == es_d_rtrl((rank - 1) / (rank + 1))

@@ -251,6 +251,11 @@ def over_lanes(p, h, x):
     return (h := jnp.tanh(y - y.mean(0))), h
 
 
+def last_lane(p, h, x):
+    y = product(p, h, x)
+    return (h := jnp.tanh(y + y[-1:])), h
+
+
 def complex_state(p, c, x):
     z = 0.5 * c + product(p, c.real, x)
     return z.real, z
@@ -277,6 +282,7 @@ def beside(name, value):
 
 REFUSALS = {
     'lanes': (over_lanes, H, r'lanes of a batch read one another: .*d_rtrl'),
+    'last lane': (last_lane, H, r'lanes of a batch read one another: .*d_rtrl'),
     'complex': (
         complex_state,
         shape(2, 4, dtype=np.complex64),

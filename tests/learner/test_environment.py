@@ -14,6 +14,7 @@ from brainstate.environ import get as get_of
 
 import braintrace
 from braintrace import nn, verify
+from braintrace._learner.environment import ABSENT, reads
 from braintrace.errors import CompileError, StepFunctionError, StructureError
 
 T, B, I, N = 12, 2, 3, 4
@@ -299,6 +300,14 @@ def test_a_read_is_seen_however_it_is_spelt(name):
         else:
             outputs = called(high)
             assert np.allclose(outputs, 2.0 * learner.model.cell.h.value, atol=1e-6)
+
+
+def test_a_read_in_a_block_that_stands_in_another_one_is_told_to_both():
+    with brainstate.environ.context(gain=1.0), reads() as outer:
+        with reads() as inner:
+            brainstate.environ.get('gain')
+        brainstate.environ.get('more', default=None)
+    assert inner == {'gain': 1.0} and outer == {'gain': 1.0, 'more': ABSENT}
 
 
 def test_a_value_in_the_place_of_what_is_not_set_is_that_of_the_step():

@@ -32,6 +32,8 @@ PAPERS = {
     'arctan(slope=2.0)': 1 / (1 + (np.pi * X) ** 2),
     'arctan(slope=1.0)': 0.5 / (1 + (np.pi * X / 2) ** 2),
 }
+# the first call of each is that of the defaults
+DEFAULTS = {call.partition('(')[0]: call for call in reversed(PAPERS)}
 NAMES = ['triangle', 'sigmoid', 'multi_gaussian', 'arctan']
 
 
@@ -48,7 +50,8 @@ def test_the_derivative_is_that_of_the_paper(call):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_name_is_the_function_with_its_defaults(name):
-    assert LIF(2, spk_fun=name).spk_fun == getattr(surrogate, name)()
+    spike = LIF(2, spk_fun=name).spk_fun
+    assert spike == getattr(surrogate, name)() and repr(spike) == DEFAULTS[name]
 
 
 def test_spike_functions_compare_and_hash_by_their_parameters():
