@@ -233,8 +233,8 @@ class Origins:
                 # out of a larger one
                 maker = program.producer.get(owner)
                 if maker is None or not program.equations[maker].does.takes_part:
-                    offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
-                    places[-1] = at[np.argsort(offsets)].reshape(program.avals[owner].shape)
+                    order = np.argsort(ids.reshape(-1)[at])
+                    places[-1] = at[order].reshape(program.avals[owner].shape)
         if len(places) == 1 and np.array_equal(places[0], identity(aval.shape)):
             return None  # the leaf is one value as it is
         found = Split.of(aval, places)
