@@ -26,7 +26,7 @@ from ._diagonal import MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._lstm import LSTMCell, URLSTMCell
 from ._matrix_memory import GLACell, MambaCell
-from ._neurons import ALIF, GIF, IF, LIF
+from ._neurons import ALIF, BRF, GIF, IF, LIF, AdLIF
 from ._projection import Projection
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
 from ._rotations import LRUCell, RTUCell, S5Cell
@@ -36,6 +36,8 @@ from .surrogate import spike_function
 
 __all__ = [
     'ALIF',
+    'AdLIF',
+    'BRF',
     'CFNCell',
     'COBA',
     'CUBA',

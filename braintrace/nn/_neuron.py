@@ -112,13 +112,17 @@ class Neuron(StatefulLayer):
         """Reset what fired, move on, and fire."""
         spikes = self._spikes(states)
         V, *others = states
-        drop = self._height if self.spk_reset == 'soft' else V - self.V_reset
-        V = V - drop * spikes
+        V = self._reset(V, spikes)
         new = self.moved(x, spikes, (V, *others))
         if self.tau_ref is not None:
             count = jnp.where(spikes > 0.5, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
             new = (u.math.where(count > 0, V, new[0]), *new[1:], count)
         return self._spikes(new), new
+
+    def _reset(self, V: Any, spikes: Any) -> Any:
+        """The potential from which a step starts."""
+        drop = self._height if self.spk_reset == 'soft' else V - self.V_reset
+        return V - drop * spikes
 
     def get_spike(self) -> Any:
         """The spikes of the last step, 0 or 1, made of the present states; before the first step

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import saiunit as u
 
 from .._signatures import refuses
+from ..errors import OptionError
 from ._arguments import ZERO, Init, Size
 from ._neuron import Neuron, filled, in_unit
-from ._time import decay, one_clock, steps_of
+from ._time import decay, known, one_clock, steps_of
 
 BRAINPY = {'V_initializer': 'It is called V_init.', 'size': 'It is called in_size.'}
 
@@ -197,6 +199,190 @@ class ALIF(Neuron):
         goal = self.V_rest + self._driven(x)
         left = decay('ALIF', 'tau_a', self.tau_a)
         return leaked(V, goal, decay('ALIF', 'tau', self.tau)), left * a + spikes
+
+
+class AdLIF(Neuron):
+    r"""Leaky integrate-and-fire units with an adaptation current that reads the potential and the
+    spikes (adLIF; Bittar and Garner, 2022, Frontiers in Neuroscience 16:865897), by the symplectic
+    Euler method (SE-adLIF; Baronig et al., 2025, arXiv:2408.07517).
+
+    .. math::
+        w_{t-1} &= e^{-\Delta t / \tau_w}\, w_{t-2} + (1 - e^{-\Delta t / \tau_w})\,
+            \bigl(a\,(\hat V_{t-1} - V_{rest}) + b\, s_{t-1}\bigr) \\
+        V_t &= V_{rest} + (\hat V_{t-1} - V_{rest})\, e^{-\Delta t / \tau}
+            + (1 - e^{-\Delta t / \tau})\, (R\,x_t - w_{t-1}) \qquad
+        s_t = \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
+
+    :math:`\hat V` is V after the reset of :class:`LIF`, which is hard in the paper. The adaptation
+    reads the potential of its own step, not that of the step before, which is stable for more
+    values of a. Each step begins with it, so the state w holds the value of one step before V. V
+    and w are one group of states.
+
+    Parameters
+    ----------
+    tau_w : float, Quantity or array
+        Time constant of the adaptation.
+    a : float or array
+        What the potential adds to the current: without spikes V goes to :math:`V_{rest} + R x / (1
+        + a)`.
+    b : float, Quantity or array
+        What a spike adds to it, times :math:`1 - e^{-\Delta t / \tau_w}`, in the unit of V.
+
+    Attributes
+    ----------
+    V, w : brainstate.HiddenState
+        The potential, and R times the adaptation current, which starts at 0, in the unit of V.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import AdLIF
+    >>> units = AdLIF(4, tau=1.0, tau_w=5.0, b=8.0)
+    >>> units.init_state()
+    >>> [float(units(3 * jnp.ones(4))[0]) for _ in range(6)]
+    [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    """
+
+    @refuses('AdLIF', **BRAINPY)
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 20.0,
+        tau_w: Any = 200.0,
+        a: Any = 1.0,
+        b: Any = 20.0,
+        *,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        V_rest: Any = 0.0,
+        V_reset: Any = 0.0,
+        tau_ref: Any = None,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: Literal['soft', 'hard'] = 'hard',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau, self.tau_w = self._time('tau', tau), self._time('tau_w', tau_w)
+        one_clock('AdLIF', tau=tau, tau_w=tau_w, tau_ref=tau_ref)
+        self.V_th, self.V_rest = self._potential('V_th', V_th), self._potential('V_rest', V_rest)
+        self.a, self.b = self._unitless('a', a), self._potential('b', b)
+        self._set_states(
+            V=self._first('V_init', V_rest if V_init is None else V_init), w=filled(0 * self.b)
+        )
+
+    def _threshold(self, states: tuple) -> Any:
+        return self.V_th
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        V, w = states[:2]
+        goal = self.a * (V - self.V_rest) + self.b * spikes
+        w = leaked(w, goal, decay('AdLIF', 'tau_w', self.tau_w))
+        goal = self.V_rest + self._driven(x) - w
+        return leaked(V, goal, decay('AdLIF', 'tau', self.tau)), w
+
+
+class BRF(Neuron):
+    r"""Balanced resonate-and-fire units (Higuchi et al., 2024, ICML, arXiv:2402.14603).
+
+    .. math::
+        q_t &= e^{-\Delta t / \tau_q}\, q_{t-1} + s_{t-1} \qquad
+        b_t = p(\omega) - b - q_t \qquad
+        p(\omega) = \frac{\sqrt{1 - (\delta\omega)^2} - 1}{\delta} \\
+        z_t &= z_{t-1} + \delta\, \bigl((b_t + i\,\omega)\, z_{t-1} + R\,x_t\bigr) \qquad
+        \delta = \frac{\Delta t}{\tau} \\
+        s_t &= \Theta\left(\frac{\mathrm{Re}(z_t)}{V_{th}} - 1 - q_t\right)
+
+    The damping :math:`p(\omega)` is that with which an Euler step neither grows nor shrinks, so the
+    units are stable for each b above 0. A spike raises the threshold and the damping for a while
+    (q) and resets nothing. The complex z is the two real states ``V`` and ``V_im``; all three are
+    one group.
+
+    Parameters
+    ----------
+    omega : float or array
+        Angle by which z turns in the time ``tau``; :math:`\delta\omega` is below 1.
+    b : float or array
+        Damping in the time ``tau``, above what keeps the size of z.
+    tau : float, Quantity or array
+        The unit of time of the equations; the paper's step :math:`\delta = 0.01` is ``tau=100``.
+    tau_q : float, Quantity or array
+        Time constant of q; the paper's decay of 0.9 a step is 9.5 steps.
+    V_th : float, Quantity or array
+        The threshold at q = 0, above 0, plain or in volts.
+
+    Attributes
+    ----------
+    V, V_im, q : brainstate.HiddenState
+        Real and imaginary part of z, and the plain number q, which starts at 0 as V_im does.
+
+    Raises
+    ------
+    OptionError
+        A size, a shape of an argument or ``spk_fun`` is wrong, a number is not finite, the
+        threshold is not above 0, or a step turns z too far.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import BRF
+    >>> units = BRF(4, omega=jnp.array([2.0, 5.0, 8.0, 11.0]), b=0.1, tau=20.0)
+    >>> units.init_state()
+    >>> sum(units(jnp.full(4, jnp.cos(5 / 20 * t))) for t in range(100))
+    Array([0., 3., 0., 0.], dtype=float32)
+    """
+
+    @refuses('BRF', **BRAINPY)
+    def __init__(
+        self,
+        in_size: Size,
+        omega: Any = 10.0,
+        b: Any = 1.0,
+        tau: Any = 100.0,
+        tau_q: Any = 9.5,
+        *,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        spk_fun: str | Callable = 'triangle',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        nothing = 0 * u.get_unit(V_th)
+        super().__init__(in_size, ('V_th', V_th), nothing, R, None, spk_fun, 'soft', name)
+        self.tau, self.tau_q = self._time('tau', tau), self._time('tau_q', tau_q)
+        one_clock('BRF', tau=tau, tau_q=tau_q)
+        self.V_th = self._potential('V_th', V_th)
+        self.omega, self.b = self._unitless('omega', omega), self._unitless('b', b)
+        first = self._first('V_init', nothing if V_init is None else V_init)
+        self._set_states(V=first, V_im=filled(nothing), q=ZERO)
+
+    def _threshold(self, states: tuple) -> Any:
+        return self.V_th * (1 + states[2])
+
+    def _reset(self, V: Any, spikes: Any) -> Any:
+        return V
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        V, V_im, q = states
+        q = decay('BRF', 'tau_q', self.tau_q) * q + spikes
+        part = steps_of('BRF', 'tau', self.tau)
+        turn = part * self.omega
+        kept = balanced(turn) - part * (self.b + q)
+        V, V_im = kept * V - turn * V_im + part * self._driven(x), turn * V + kept * V_im
+        return V, V_im, q
+
+
+def balanced(turn: Any) -> Any:
+    """The real part of the factor of an Euler step that turns a complex number, and keeps its
+    size.
+    """
+    values = known(turn)
+    if values is not None and not np.all(np.abs(values) < 1):
+        raise OptionError(
+            f'BRF: omega * dt / tau is {turn}; no damping keeps the size of z where it is 1 or '
+            'more. Give a smaller omega, or a longer tau.'
+        )
+    return u.math.sqrt(1 - turn**2)
 
 
 class GIF(Neuron):

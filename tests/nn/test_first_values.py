@@ -162,7 +162,10 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
     ),
     **{
         kind.__name__: (lambda kind=kind: kind(IN), {})
-        for kind in (nn.IF, nn.LIF, nn.ALIF, nn.GIF, nn.Expon, nn.DualExpon, nn.STP)
+        for kind in (
+            *(nn.IF, nn.LIF, nn.ALIF, nn.AdLIF, nn.BRF, nn.GIF),
+            *(nn.Expon, nn.DualExpon, nn.STP),
+        )
     },
     'COBA': (lambda: nn.COBA(0.0), {}),
     'CUBA': (nn.CUBA, {}),

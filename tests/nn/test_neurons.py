@@ -10,7 +10,7 @@ import braintrace
 from braintrace import nn
 from braintrace.errors import EtpUnitError, OptionError
 
-NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'GIF': nn.GIF}
+NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'AdLIF': nn.AdLIF, 'GIF': nn.GIF}
 neurons = pytest.mark.parametrize('name', NEURONS)
 POTENTIALS = {'V_th_inf': 1.0, 'V_th_reset': 0.5, 'V_rest': 0.0, 'V_reset': 0.0}
 MV = {'V_th': 20 * u.mV, 'V_reset': -5 * u.mV}
@@ -62,6 +62,30 @@ def test_jumps_of_zero_have_the_unit_of_the_current():
     plain.init_state()
     plain(jnp.ones(2))
     np.testing.assert_allclose(units.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-6)
+
+
+def test_the_adaptation_current_divides_what_a_constant_input_does():
+    units = nn.AdLIF(1, tau=3.0, tau_w=5.0, a=2.0, R=6.0, V_rest=-0.5, V_reset=-1.0, V_th=2.0)
+    spikes = run(units, jnp.full(1, 0.5), 200)
+    np.testing.assert_allclose(units.V.value, -0.5 + 6 * 0.5 / (1 + 2), rtol=1e-5)
+    np.testing.assert_allclose(units.w.value, 2.0, rtol=1e-5)
+    assert not spikes.any()
+
+
+def test_at_its_boundary_a_resonator_turns_and_keeps_its_size():
+    """An Euler step of angle sin(a) turns by a where the damping is that of the boundary."""
+    units = nn.BRF(2, omega=jnp.array([0.6, 0.8]), b=0.0, tau=1.0, V_init=0.9)
+    run(units, jnp.zeros(2), 7)
+    z = np.asarray(units.V.value) + 1j * np.asarray(units.V_im.value)
+    np.testing.assert_allclose(z, 0.9 * np.exp(7j * np.arcsin([0.6, 0.8])), rtol=1e-5)
+
+
+def test_a_spike_of_a_resonator_resets_nothing_and_raises_threshold_and_damping():
+    """By hand: z is 2, the step turns by 0 and takes b + q = 0.5 + 1, so 2 becomes 2 - 3 / 2."""
+    units = nn.BRF(1, omega=0.0, b=0.5, tau=2.0, tau_q=1e9, V_init=2.0)
+    assert run(units, jnp.zeros(1), 2).sum() == 0
+    np.testing.assert_allclose(units.V.value, 2 * (1 - 0.75) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(units.q.value, 1.0)
 
 
 @pytest.mark.parametrize('V_init', [brainstate.nn.init.Normal(scale=0.1, unit=u.mV), 3 * u.mV])

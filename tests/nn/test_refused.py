@@ -142,6 +142,7 @@ CELLS = {
 }
 NEURONS = {
     'StructureError: LIF has no state V': lambda: nn.LIF(3).get_spike(),
+    'BRF: omega . dt / tau is 1.0.*longer tau': lambda: stepped(nn.BRF(2, omega=100.0), ones(2)),
     'GIF: k1 is 0.0; a rate is larger than 0': of_kind(nn.GIF, k1=0.0),
     "GIF: a is 'x'; give one number": of_kind(nn.GIF, a='x'),
     'GIF: V_rest is nan; give finite': of_kind(nn.GIF, V_rest=np.nan),

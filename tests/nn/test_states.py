@@ -49,6 +49,12 @@ STATEFUL = {
     'IF': neuron(nn.IF),
     'LIF': neuron(nn.LIF),
     'ALIF': neuron(nn.ALIF, a=0),
+    'AdLIF': neuron(nn.AdLIF, w=0),
+    'BRF': (
+        lambda: nn.BRF(UNITS, 2.0, tau=4.0, V_init=0.25),
+        UNITS,
+        {'V': (0.25, UNITS), 'V_im': (0, UNITS), 'q': (0, UNITS)},
+    ),
     'GIF': neuron(nn.GIF, {'a': 0.1, 'A1': 1.0, 'A2': 1.0}, V_th=1, I1=0, I2=0),
     'dual': (
         lambda: nn.DualExpon(UNITS, g_init=0.5),

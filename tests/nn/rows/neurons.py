@@ -107,6 +107,43 @@ def adaptive(hard):
     return step
 
 
+def symplectic(hard, rest=0.0, top=1.0, reset=0.0, r=4.0, dt=1.0, b=3.0):
+    """Baronig et al. in the order of the paper, where w follows V in each step: tau 4, tau_w 8 and
+    a 1.2. The state holds the w of the step before.
+    """
+
+    def step(ops, p, s, x):
+        v, w = s['neuron.V'], s['neuron.w']
+        alpha, beta = np.exp(-dt / 4), np.exp(-dt / 8)
+        spikes = ops.spike((v - top) / (top - reset))
+        v = v * (1 - spikes) + reset * spikes if hard else v - (top - reset) * spikes
+        w = ops.new('neuron.w', beta * w + (1 - beta) * (1.2 * (v - rest) + b * spikes))
+        drive = r * driven(ops, p, x, spikes) - ops.within('neuron.w', w)
+        v = ops.new('neuron.V', rest + alpha * (v - rest) + (1 - alpha) * drive)
+        return output(ops, ops.spike((v - top) / (top - reset)), v), {'neuron.V': v, 'neuron.w': w}
+
+    return step
+
+
+def resonate(top=1.0, r=9.0, delta=1 / 8):
+    """Higuchi et al. as complex numbers would have it: omega from 1 to 5, b 0.4, tau_q 5."""
+
+    def step(ops, p, s, x):
+        re, im, q = (s[f'neuron.{name}'] for name in ('V', 'V_im', 'q'))
+        omega = np.linspace(1, 5, 5)
+        spikes = ops.spike(re / top - 1 - q)
+        q = ops.new('neuron.q', np.exp(-8 * delta / 5) * q + spikes)
+        damping = (-1 + np.sqrt(1 - (delta * omega) ** 2)) / delta - 0.4 - ops.within('neuron.q', q)
+        current = r * driven(ops, p, x, spikes)
+        slope_re, slope_im = damping * re - omega * im + current, omega * re + damping * im
+        re = ops.new('neuron.V', re + delta * slope_re)
+        im = ops.new('neuron.V_im', im + delta * slope_im)
+        new = {'neuron.V': re, 'neuron.V_im': im, 'neuron.q': q}
+        return output(ops, ops.spike(re / top - 1 - q), re), new
+
+    return step
+
+
 def generalised(rest, top, floor, reset, r, dt):
     """Mihalas and Niebur with tau 4, a 0.05, b 0.1, k1 0.3, k2 0.1, R1 0.2, R2 0.9."""
 
@@ -161,6 +198,9 @@ def leaky_spike(ops, p, s, x):
 # -- rows ------------------------------------------------------------------------------------------
 
 GIF_RATES = {'a': 0.05, 'b': 0.1, 'k1': 0.3, 'k2': 0.1, 'R1': 0.2, 'R2': 0.9}
+ADLIF = {'tau': 4.0, 'tau_w': 8.0, 'a': 1.2}
+ADLIF_MS = {'tau': 4 * u.ms, 'tau_w': 8 * u.ms, 'a': 1.2, 'spk_reset': 'soft'}
+BRF_MS = (8 * u.ms, 5 * u.ms)
 GIF_PLAIN = {'tau': 4.0, 'R': 3.0, 'V_th_reset': 0.8, 'A1': 0.5, 'A2': -0.3} | GIF_RATES
 
 ALONE = {'batches': (BATCH,)}  # the class has another row without a batch
@@ -207,6 +247,38 @@ ROWS = [
         lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, spk_reset='hard', **OWN), recurrent=False),
         adaptive(True),
         **ALONE,
+        exact=True,
+    ),
+    Row('adlif', lambda: Net(nn.AdLIF(5, **ADLIF, R=4.0, b=3.0, **OWN)), symplectic(True)),
+    Row(
+        'adlif_units',
+        lambda: Net(
+            nn.AdLIF(5, **ADLIF_MS, R=20 * u.Mohm, b=20 * u.mV, **VOLTS, **OWN),
+            u.nA,
+            recurrent=False,
+        ),
+        symplectic(False, -62, -50, -60, 20, 0.5, 20),
+        **ALONE,
+        unit=u.nA,
+        context=DT,
+        exact=True,
+    ),
+    Row(
+        'brf',
+        lambda: Net(nn.BRF(5, np.linspace(1, 5, 5), 0.4, 8.0, 5.0, R=9.0, V_init=FIRST, **OWN)),
+        resonate(),
+    ),
+    Row(
+        'brf_units',
+        lambda: Net(
+            nn.BRF(5, np.linspace(1, 5, 5), 0.4, *BRF_MS, R=90 * u.Mohm, V_th=9 * u.mV, **OWN),
+            u.nA,
+            recurrent=False,
+        ),
+        resonate(9, 90, 1 / 16),
+        **ALONE,
+        unit=u.nA,
+        context=DT,
         exact=True,
     ),
     Row(
