@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from .._public_names import instead_of as _instead_of
 from .._public_names import lacking as _lacking
 from ._cells import CFNCell, GRUCell, MGUCell, MinimalRNNCell, VanillaRNNCell
+from ._continuous import CTRNNCell, LTCCell
 from ._conv import Conv1d, Conv2d, Conv3d
-from ._diagonal import MinGRUCell, MinLSTMCell
+from ._diagonal import ELSTMCell, MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._lstm import LSTMCell, URLSTMCell
 from ._matrix_memory import GLACell, MambaCell
@@ -41,10 +42,12 @@ __all__ = [
     'CFNCell',
     'COBA',
     'CUBA',
+    'CTRNNCell',
     'Conv1d',
     'Conv2d',
     'Conv3d',
     'DualExpon',
+    'ELSTMCell',
     'Embedding',
     'Expon',
     'FilteredReadout',
@@ -56,6 +59,7 @@ __all__ = [
     'LIF',
     'LRUCell',
     'LSTMCell',
+    'LTCCell',
     'LeakyRateReadout',
     'LeakySpikeReadout',
     'Linear',

@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import brainstate
 import jax.numpy as jnp
 from jax.nn import log_sigmoid, sigmoid
 
-from ._arguments import XAVIER, ZERO, Init, Size
+from .._etrace_op import element_wise
+from ._arguments import XAVIER, ZERO, Init, Size, first_value
 from ._base import GatedCell, Gates
-from ._cells import identity
+from ._cells import identity, join
 
 
 class OfInput(GatedCell):
@@ -90,3 +92,56 @@ class MinLSTMCell(OfInput):
         keep = sigmoid(log_sigmoid(f) - log_sigmoid(i))
         h = keep * h + (1 - keep) * self.activation(g)
         return h, (h,)
+
+
+class ELSTMCell(GatedCell):
+    r"""Long short-term memory whose gates read the state position by position (eLSTM; Irie et al.,
+    2024, arXiv:2305.19044, section 3).
+
+    .. math::
+        [f_t, z_t] &= x_t\,W + b + [w_f \odot c_{t-1},\; w_z \odot c_{t-1}] \\
+        c_t &= \sigma(f_t) \odot c_{t-1} + (1 - \sigma(f_t)) \odot \phi(z_t) \\
+        h_t &= \sigma([x_t, c_t]\,W_o + b_o) \odot c_t
+
+    The output :math:`h_t` is no state, so the output gate may read all of :math:`c_t`.
+
+    Parameters
+    ----------
+    w_init, b_init : initializer or array; ``b_init`` may be None
+        Weights of shape (I, 2 O) of ``W`` and (I + O, O) of ``Wo``, and their biases; an
+        initializer is called for the gate and the candidate of W by itself.
+    r_init : initializer, array or number
+        ``w_f`` and ``w_z``, of shape (O,).
+    """
+
+    state_names = ('c',)
+    maps = {'W': Gates((1, 0), reads='x'), 'Wo': Gates()}
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'tanh',
+        name: str | None = None,
+        *,
+        r_init: Init = ZERO,
+        timescale: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, activation, name, timescale=timescale
+        )
+        self.w_f, self.w_z = (
+            brainstate.ParamState(first_value('ELSTMCell', 'r_init', r_init, self.out_size))
+            for _ in range(2)
+        )
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        (c,) = states
+        f, z = jnp.split(self.W(x), 2, axis=-1)
+        f = sigmoid(f + element_wise(self.w_f.value) * c)
+        z = self.activation(z + element_wise(self.w_z.value) * c)
+        c = f * c + (1 - f) * z
+        return sigmoid(self.Wo(join(x, c))) * c, (c,)

@@ -45,6 +45,7 @@ GATED = {  # and the state that remembers
     'lstm': (nn.LSTMCell, 'c'),
     'min_gru': (nn.MinGRUCell, 'h'),
     'min_lstm': (nn.MinLSTMCell, 'h'),
+    'elstm': (nn.ELSTMCell, 'c'),
 }
 
 
@@ -82,6 +83,13 @@ def test_closed_gates_leave_finite_numbers():
     cell = nn.MinLSTMCell(1, 1, w_init=np.full((1, 3), -1e3), state_init=2.0)
     cell.init_state()
     np.testing.assert_allclose(cell(jnp.ones(1)), (2 - 1e3) / 2)
+
+
+def test_a_liquid_unit_stays_between_zero_and_its_potential():
+    cell = nn.LTCCell(1, 4, tau=2.0, a_init=jnp.array([-2.0, -1.0, 1.0, 3.0]), w_init=20.0)
+    cell.init_state()
+    h = np.stack([cell(jnp.array([(-1.0) ** (t // 9)])) for t in range(40)]) / cell.A.value
+    assert h.min() >= 0 and h.max() < 1 and h.max() > 0.6
 
 
 def test_one_unit_of_uniform_gates_is_finite():

@@ -137,6 +137,15 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
     ),
     'MinGRUCell': (lambda: nn.MinGRUCell(IN, OUT), linear(W=xavier(IN))),
     'MinLSTMCell': (lambda: nn.MinLSTMCell(IN, OUT), linear(W=xavier(IN))),
+    'ELSTMCell': (
+        lambda: nn.ELSTMCell(IN, OUT),
+        linear(W=xavier(IN), Wo=xavier(READ)) | {'w_f': NONE, 'w_z': NONE},
+    ),
+    'CTRNNCell': (lambda: nn.CTRNNCell(IN, OUT), linear(W=xavier(READ))),
+    'LTCCell': (
+        lambda: nn.LTCCell(IN, OUT),
+        linear(W=xavier(READ)) | {'tau_log': Draw(np.log(10), 0.0), 'A': deviation(1.0)},
+    ),
     'LRUCell': (lambda: nn.LRUCell(IN, OUT, 0.5, 0.9, 3.0), LRU),
     'S5Cell': (lambda: nn.S5Cell(IN, OUT, 0.01, 0.2), S5),
     'RTUCell': (

@@ -128,6 +128,10 @@ CELLS = {
     r'EtpShapeError: .*phi made \(3,\)': lambda: stepped(
         nn.MinimalRNNCell(3, 5, phi=jnp.tanh), ones(3)
     ),
+    'CTRNNCell: tau is 0.0; a time': lambda: nn.CTRNNCell(3, 5, 0.0),
+    r'CTRNNCell: tau has shape \(3,\)': lambda: nn.CTRNNCell(3, 5, np.ones(3)),
+    'EtpUnitError: LTCCell: tau is .*without a unit': lambda: nn.LTCCell(3, 5, 5 * u.ms),
+    'LTCCell: tau is -1.0; a time constant': lambda: nn.LTCCell(3, 5, -1.0),
     'LRUCell: r_min is 0.9 and r_max 0.5': lambda: nn.LRUCell(2, 3, r_min=0.9, r_max=0.5),
     'RTUCell: r_min is -0.1': lambda: nn.RTUCell(2, 3, r_min=-0.1),
     'max_phase is 0': lambda: nn.LRUCell(2, 3, max_phase=0),

@@ -124,7 +124,7 @@ def test_a_batch_size_that_is_no_count_is_refused(batch_size):
         nn.GRUCell(3, 5).init_state(batch_size)
 
 
-SIZED = [nn.VanillaRNNCell, nn.GRUCell, nn.LSTMCell, nn.MinGRUCell]
+SIZED = [nn.VanillaRNNCell, nn.GRUCell, nn.LSTMCell, nn.MinGRUCell, nn.CTRNNCell]
 SIZED += [nn.FilteredReadout, nn.LeakyRateReadout, nn.LeakySpikeReadout]
 
 
@@ -137,7 +137,7 @@ def test_a_size_that_is_not_one_positive_int_is_refused(kind):
             kind(3, size)
 
 
-PLAIN = [nn.GRUCell, nn.MinGRUCell, nn.S5Cell, nn.RTUCell, nn.GLACell, nn.MambaCell]
+PLAIN = [nn.GRUCell, nn.LTCCell, nn.MinGRUCell, nn.S5Cell, nn.RTUCell, nn.GLACell, nn.MambaCell]
 
 
 @pytest.mark.parametrize('kind', PLAIN)

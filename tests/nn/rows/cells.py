@@ -1,9 +1,13 @@
 """Gated cells whose gates read the state."""
 
 import brainstate
+import numpy as np
+import saiunit as u
 
 from braintrace import compat, nn
-from tests.nn.rows.row import Row
+from tests.nn.rows.row import BATCH, Row
+
+TAUS = np.array([2.0, 3.0, 4.0, 5.0, 6.0])
 
 DRAWN = {
     'b_init': brainstate.nn.init.Normal(scale=0.3),
@@ -85,6 +89,25 @@ def mini_lstm(ops, p, s, x):
     return h, {'h': h}
 
 
+def ctrnn(rate):
+    """Each unit with a decay of its own."""
+
+    def step(ops, p, s, x):
+        goal = ops.tanh(affine(ops, p['W.weight'], x, ops.cut(s['h'])))
+        h = ops.new('h', s['h'] + (1 - np.exp(-rate)) * (goal - s['h']))
+        return h, {'h': h}
+
+    return step
+
+
+def ltc(ops, p, s, x):
+    f = ops.sigmoid(affine(ops, p['W.weight'], x, ops.cut(s['h'])))
+    tau = ops.element_wise(p['tau_log'], ops.exp)
+    h = (s['h'] + f * ops.element_wise(p['A'])) * tau / (tau + 1 + f * tau)
+    h = ops.new('h', h)
+    return h, {'h': h}
+
+
 STATE = {'state_init': DRAWN['state_init']}
 
 ROWS = [
@@ -95,6 +118,15 @@ ROWS = [
     Row('minimal_rnn', lambda: nn.MinimalRNNCell(3, 5, **DRAWN), minimal_rnn, cut_bptt=False),
     Row('mini_gru', lambda: compat.MiniGRU(3, 5, **DRAWN), mini_gru),
     Row('mini_lstm', lambda: compat.MiniLSTM(3, 5, **DRAWN), mini_lstm),
+    Row('ctrnn', lambda: nn.CTRNNCell(3, 5, TAUS, **DRAWN), ctrnn(1 / TAUS)),
+    Row(
+        'ctrnn_ms',
+        lambda: nn.CTRNNCell(3, 5, 2 * u.ms, **DRAWN),
+        ctrnn(0.25),
+        batches=(BATCH,),
+        context={'dt': 0.5 * u.ms},
+    ),
+    Row('ltc', lambda: nn.LTCCell(3, 5, TAUS, **DRAWN), ltc),
     Row('lstm', lambda: nn.LSTMCell(3, 5, **DRAWN), lstm),
     Row('ur_lstm', lambda: nn.URLSTMCell(3, 5, **STATE), ur_lstm),
 ]

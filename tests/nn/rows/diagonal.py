@@ -1,5 +1,7 @@
 """Cells in which no position reads another one."""
 
+import brainstate
+
 from braintrace import nn
 from tests.nn.rows.cells import DRAWN, STATE, affine
 from tests.nn.rows.row import Row
@@ -16,6 +18,14 @@ def min_lstm(ops, p, s, x):
     f, i = ops.sigmoid(f), ops.sigmoid(i)
     h = ops.new('h', f / (f + i) * s['h'] + i / (f + i) * g)
     return h, {'h': h}
+
+
+def elstm(ops, p, s, x):
+    f, z = ops.split(affine(ops, p['W.weight'], x), 2)
+    f = ops.sigmoid(f + of(ops, p, 'w_f') * s['c'])
+    z = ops.tanh(z + of(ops, p, 'w_z') * s['c'])
+    c = ops.new('c', f * s['c'] + (1 - f) * z)
+    return ops.sigmoid(affine(ops, p['Wo.weight'], x, c)) * c, {'c': c}
 
 
 def of(ops, p, name):
@@ -66,6 +76,12 @@ def rtu(ops, p, s, x):
 ROWS = [
     Row('min_gru', lambda: nn.MinGRUCell(3, 5, **DRAWN), min_gru, exact=True),
     Row('min_lstm', lambda: nn.MinLSTMCell(3, 5, **DRAWN), min_lstm, exact=True),
+    Row(
+        'elstm',
+        lambda: nn.ELSTMCell(3, 5, **DRAWN, r_init=brainstate.nn.init.Normal()),
+        elstm,
+        exact=True,
+    ),
     Row('lru', lambda: nn.LRUCell(3, 5, 0.2, 0.9, 3.0, **STATE), lru, exact=True),
     Row('s5', lambda: nn.S5Cell(3, 5, 0.05, 0.5, **STATE), s5, exact=True),
     Row('rtu', lambda: nn.RTUCell(3, 5, 'tanh', **STATE), rtu, exact=True),
