@@ -24,6 +24,7 @@ from ._cells import CFNCell, GRUCell, MGUCell, MinimalRNNCell, VanillaRNNCell
 from ._continuous import CTRNNCell, LTCCell
 from ._conv import Conv1d, Conv2d, Conv3d
 from ._diagonal import ELSTMCell, MinGRUCell, MinLSTMCell
+from ._legendre import LMUCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._lstm import LSTMCell, URLSTMCell
 from ._matrix_memory import GLACell, MambaCell
@@ -57,6 +58,7 @@ __all__ = [
     'GroupedLinear',
     'IF',
     'LIF',
+    'LMUCell',
     'LRUCell',
     'LSTMCell',
     'LTCCell',

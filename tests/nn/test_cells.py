@@ -125,3 +125,21 @@ def test_frequencies_are_those_of_hippo():
     expected = np.sort(values.imag[values.imag > 0])
     np.testing.assert_allclose(np.sort(cell.A_im.value), expected, rtol=1e-5)
     np.testing.assert_allclose(values.real, -np.exp(np.asarray(cell.A_log.value))[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('delay', [0.25, 0.5, 1.0])
+def test_a_legendre_memory_tells_what_was_in_its_window(delay):
+    """By the paper's equation 3; the input is held for a step, so it is half a step late."""
+    theta, order = 40, 8
+    cell = nn.LMUCell(1, 1, order, theta, recurrent=False, e_init=1.0)
+    cell.init_state()
+    signal = lambda t: np.sin(2 * np.pi * t / 70)
+    for t in range(200):
+        cell(jnp.array([signal(t)]))
+    told = np.polynomial.legendre.legval(2 * delay - 1, np.asarray(cell.m.value[0]))
+    np.testing.assert_allclose(told, signal(199.5 - delay * theta), atol=0.02)
+
+
+def test_a_long_window_of_many_polynomials_is_stable():
+    cell = nn.LMUCell(1, 1, 64, 500)
+    assert np.abs(np.linalg.eigvals(cell.A)).max() < 1

@@ -146,6 +146,10 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         lambda: nn.LTCCell(IN, OUT),
         linear(W=xavier(READ)) | {'tau_log': Draw(np.log(10), 0.0), 'A': deviation(1.0)},
     ),
+    'LMUCell': (
+        lambda: nn.LMUCell(IN, OUT, 8, 50.0, 16),
+        linear(None, Ex=lecun(IN), Eh=lecun(OUT), Em=NONE) | linear(W=xavier(IN + OUT + 16 * 8)),
+    ),
     'LRUCell': (lambda: nn.LRUCell(IN, OUT, 0.5, 0.9, 3.0), LRU),
     'S5Cell': (lambda: nn.S5Cell(IN, OUT, 0.01, 0.2), S5),
     'RTUCell': (

@@ -40,6 +40,11 @@ STATEFUL = {
     'lstm': cell(nn.LSTMCell, 'h', 'c'),
     'min_gru': cell(nn.MinGRUCell, 'h'),
     'lru': cell(nn.LRUCell, 'h_re', 'h_im'),
+    'lmu': (
+        lambda: nn.LMUCell(3, 5, 2, 4.0, state_init=0.25),
+        IN,
+        {'h': (0.25, OUT), 'm': (0.25, (1, 2))},
+    ),
     'filtered': (
         lambda: nn.FilteredReadout(3, 5, b_init=0.5, state_init=0.25),
         IN,
