@@ -65,7 +65,7 @@ ARROWS: dict[str, set[str]] = {
     'extra.chunks': CORE | {'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
-    | {'extra.chunks'},
+    | {'extra.chunks', 'rules'},
     '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {

@@ -257,6 +257,7 @@ def learn(
         check_updatable(values)
         functions = step_fn, optimizer
         learnt = opened = values, optimizer.init(values) if opt_state is None else opt_state
+        bound.tell_anew(optimizer, opened[1] if opt_state is None else None)
 
     def present() -> Mapping:
         """The weights, also where the model holds another object for one now."""

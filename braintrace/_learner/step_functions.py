@@ -51,6 +51,22 @@ class Bound:
     states: ModelStates
     programs: OrderedDict[tuple[tuple, Hashable, tuple], Any] = field(default_factory=OrderedDict)
     read: set[str] = field(default_factory=set)  # keys of the environment that programs read
+    anew: list = field(default_factory=list)  # the last optimizer that began; two once it is told
+
+    def tell_anew(self, optimizer, fresh) -> None:
+        """Tell once that a call begins with a ``fresh`` state of the same optimizer as the one
+        before; None: it goes on.
+        """
+        if not jax.tree.leaves(fresh) or len(self.anew) > 1:
+            return
+        again = self.anew == [optimizer]
+        self.anew[:] = [optimizer] * (1 + again)
+        if again:
+            tell(
+                'etrace_train was called again with the same optimizer and without `opt_state`, so '
+                'the optimizer starts anew: its moments and its step count are those of the first '
+                'update. To go on, pass `opt_state=found.opt_state` of the call before.'
+            )
 
     def program(self, of: tuple, like: Hashable, make: Callable):
         """The compiled program of the user's functions, for what is ``like`` this beside them; made

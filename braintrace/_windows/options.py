@@ -3,6 +3,7 @@ checks."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from numbers import Integral
@@ -395,6 +396,12 @@ def check_optimizer(optimizer) -> None:
             f'optimizer is a {type(optimizer).__name__}; give an optax.GradientTransformation, '
             'such as optax.adam(1e-3).'
         )
+
+
+def takes_value(optimizer) -> bool:
+    """Whether an optimizer's ``update`` takes the loss as ``value=``, as optax calls it."""
+    known = inspect.signature(optimizer.update).parameters.values()
+    return any(p.name == 'value' or p.kind is p.VAR_KEYWORD for p in known)
 
 
 def check_updatable(params) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import ETraceGraph, is_inexact
-from .._executor import Factors, Signals, Steps, TracedStep, even
+from .._executor import Factors, Signals, Steps, TracedStep, even, varying
 from .._rules import (
     Network,
     Rule,
@@ -42,6 +42,7 @@ from .options import (
     check_window,
     divisor,
     signature,
+    takes_value,
 )
 from .turns import Progress, Turns, bounds, buffers, cut
 
@@ -561,7 +562,9 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
             grads = observer.total(before[0], gradients)
             grads = scaled(grads, steps.mask, options.reduction)
             # the weights move; the trace waits for the last update of the block
-            learnt = optimised(options.optimizer, before, grads, observer.moves(before[0]))
+            value = loss_of_update(shown[0], steps.mask, options.reduction)
+            moves = observer.moves(before[0])
+            learnt = optimised(options.optimizer, before, grads, moves, value)
             if i + size == len(part.mask):
                 now, pending = run.write(before[0], now, pending, gradients), None
             if options.resets:
@@ -723,15 +726,25 @@ def scaled(grads, mask: jax.Array, reduction: str):
     )
 
 
-def optimised(optimizer, learnt, grads, moves):
+def loss_of_update(losses: jax.Array, mask: jax.Array, reduction: str) -> jax.Array:
+    """The loss that an update descends, of the losses of its steps: of all shards together."""
+    value = jnp.where(mask == 0, 0, mask * losses).sum()
+    if axes := varying(value):
+        value = jax.lax.psum(value, tuple(axes))
+    return value if reduction == 'sum' else value / divisor(mask)
+
+
+def optimised(optimizer, learnt, grads, moves, value):
     """``learnt``, a pair ``(values, opt_state)``, after one update.
 
-    ``moves``: a tree of bool like the values; leaves where it is false stay as they are.
+    ``moves``: a tree of bool like the values; leaves where it is false stay as they are. ``value``:
+    the loss, for an optimizer that takes it (``optax.contrib.reduce_on_plateau``).
     """
     values, opt_state = learnt
     none = jax.dtypes.float0  # of an integer, which stays
     grads = jax.tree.map(lambda g: jnp.zeros(g.shape) if g.dtype == none else g, grads)
-    updates, new = optimizer.update(grads, opt_state, values)
+    given = {'value': value} if takes_value(optimizer) else {}
+    updates, new = optimizer.update(grads, opt_state, values, **given)
     new = jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, opt_state)
     values = jax.tree.map(
         lambda p, u, m: (p + u).astype(jnp.result_type(p)) if m else p, values, updates, moves

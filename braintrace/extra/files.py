@@ -128,8 +128,9 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     ``NamedSharding``, the arrays get it; every process of a mesh reads its parts. Raises
     :class:`braintrace.errors.StructureError`, with every path that is missing, added or of another
     shape or dtype, and for a file that is none, torn or changed; no more is read than ``like``
-    says. With ``learner``, compiled, also for a file of another cell, rule or option, with every
-    difference (:func:`structure_diff`); other versions are warned of. All processes of a mesh call
+    says. With ``learner``, also for a file of another cell, rule or option, with every difference
+    (:func:`structure_diff`); other versions are warned of. A learner that has compiled nothing is
+    compared when it compiles, at its first call. All processes of a mesh call
     it, also where no file is there yet: ``FileNotFoundError`` comes in all or in none, and nobody
     goes on where one can not read it or has another learner.
 
@@ -143,22 +144,43 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     """
     leaves, treedef = named_leaves(like, _path_of)
     here = descriptions(leaves, '`like`')
-    fingerprint = None if learner is None else learner.fingerprint()
+    fresh = learner is not None and not learner.is_compiled
+    fingerprint = None if learner is None or fresh else learner.fingerprint()
+    check = _checked_later(learner) if fresh else partial(_checked, fingerprint)
     if all(map(_is_here, leaves.values())):
-        numbers, _ = _read(file, leaves, here, fingerprint)
+        numbers, _ = _read(file, leaves, here, check)
     else:
         path = _path(file)
         there = path is None or os.path.exists(path)
         _check_alike(fingerprint, {'whether it sees the file': there})
-        numbers, content = _in_all(lambda: _read(file, leaves, here, fingerprint), 'read')
+        numbers, content = _in_all(lambda: _read(file, leaves, here, check), 'read')
         _check_alike(fingerprint, {'the content of the file': content})
     return jax.tree.unflatten(treedef, map(placed, numbers, leaves.values()))
 
 
+def _checked(fingerprint: Mapping | None, saved: Any) -> None:
+    """Refuse the file of another learner than the one with this fingerprint."""
+    if fingerprint is not None:
+        check_fingerprint(
+            saved,
+            fingerprint,
+            'Make the learner as it was when the file was written. For its parameters alone, '
+            'load the file without `learner=`, into a tree like the one that was saved, and '
+            'take them out of it.',
+        )
+
+
+def _checked_later(learner) -> Callable:
+    """The same at the first call of a learner that has compiled nothing yet."""
+    return lambda saved: learner.expect(lambda found: _checked(found, saved))
+
+
 def _read(
-    file: File, leaves: Mapping, here: Mapping[str, str], fingerprint: Mapping | None
+    file: File, leaves: Mapping, here: Mapping[str, str], check: Callable
 ) -> tuple[list[np.ndarray], int]:
-    """The numbers of the leaves that are described ``here``, and a checksum of the whole file."""
+    """The numbers of the leaves that are described ``here``, and a checksum of the whole file;
+    ``check`` gets the fingerprint that it holds.
+    """
     path = _path(file)
     what = f'{path or "the file"} is no file of `save_state`, or it is torn'
     with contextlib.ExitStack() as stack:
@@ -176,14 +198,7 @@ def _read(
                     f'one reads {FORMAT}.'
                 )
             rows = {name: (str(told), crc) for name, (told, crc) in header['leaves'].items()}
-        if fingerprint is not None:
-            check_fingerprint(
-                header.get('fingerprint'),
-                fingerprint,
-                'Make the learner as it was when the file was written. For its parameters alone, '
-                'load the file without `learner=`, into a tree like the one that was saved, and '
-                'take them out of it.',
-            )
+        check(header.get('fingerprint'))
         there = {name: told for name, (told, _) in rows.items()}
         avals = {name: _stored(leaf) for name, leaf in leaves.items()}
         texts = {}

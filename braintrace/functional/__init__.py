@@ -26,11 +26,11 @@ from ..extra.saving import structure_diff
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
+    combine,
     flatten_paths,
     fold_lane,
-    merge,
+    partition,
     reset,
-    split,
     unflatten_paths,
 )
 
@@ -43,14 +43,14 @@ __all__ = [
     'Skipped',
     'Trained',
     'chunks',
+    'combine',
     'flatten_paths',
     'fold_lane',
     'load_state',
-    'merge',
     'online',
+    'partition',
     'reset',
     'save_state',
-    'split',
     'structure_diff',
     'unflatten_paths',
 ]

@@ -51,6 +51,7 @@ from ._findings import (
     tell_findings,
     tell_size,
 )
+from ._named import named
 from ._places import (
     check_devices,
     in_automatic_axes,
@@ -101,17 +102,18 @@ def _always(path, leaf) -> bool:
     return True
 
 
-INNER = {'advance', 'compiled', 'first', 'matching', 'recompile', 'taken'}
+INNER = {'advance', 'compiled', 'expect', 'first', 'is_compiled', 'matching', 'recompile', 'taken'}
 
 
 @dataclass(frozen=True, eq=False)
 class OnlineLearner:
     """The learner that :func:`online` returns. It holds no arrays, and is equal to itself alone.
 
-    ``init`` compiles, all other functions run what it compiled: another learner of the same cell,
-    rule and options knows only what its own ``init`` was given. ``trainable``, ``hidden`` and
-    ``policy``: as for :func:`online`; ``recompile``: what to call for other shapes, as an error
-    says it. Raises :class:`braintrace.errors.NotCompiledError` where nothing is compiled.
+    It compiles at its first call, for the shapes of that call: of ``init``, or of ``step`` and the
+    like with a state that was loaded. Other shapes are compiled by ``init``, and an error
+    elsewhere. ``trainable``, ``hidden`` and ``policy``: as for :func:`online`; ``recompile``: what
+    to call for other shapes, as an error says it. Descriptions raise
+    :class:`braintrace.errors.NotCompiledError` where nothing is compiled.
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -131,6 +133,7 @@ class OnlineLearner:
     recompile: str = '`learner.init(params, carry, *inputs)`'
     _kept: dict = field(default_factory=dict, init=False)
     _warned: set = field(default_factory=set, init=False)
+    _expected: list = field(default_factory=list, init=False)
 
     def __dir__(self) -> list[str]:
         """What users call; the compiled steps are for those who build on this."""
@@ -139,7 +142,7 @@ class OnlineLearner:
     def __getstate__(self) -> dict:
         """A copy, or a pickle, has compiled nothing."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**own, '_kept': {}, '_warned': set()}
+        return {**own, '_kept': {}, '_warned': set(), '_expected': []}
 
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
@@ -148,7 +151,7 @@ class OnlineLearner:
         options = [f'{n}={shown(x)}' for n, x in given if x not in (_always, no_key, DEFAULT)]
         text = ', '.join([shown(self.cell), shown(self.rule), *options])
         if not self._kept:
-            return f'OnlineLearner({text}): not compiled; `learner.init` compiles it'
+            return f'OnlineLearner({text}): not compiled; its first call compiles it'
         kinds = [route.kind for route in self.first.graph.routes.values()]
         counts = ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))
         more = f', for {len(self._kept)} signatures' if len(self._kept) > 1 else ''
@@ -157,8 +160,8 @@ class OnlineLearner:
     # compiling ------------------------------------------------------------------------------------
 
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
-        """The compiled step for these shapes of ``params``, ``carry`` and ``inputs``; only ``init``
-        compiles ``new`` ones.
+        """The compiled step for these shapes of ``params``, ``carry`` and ``inputs``. The first
+        shapes are compiled wherever they come from, others by ``init`` alone (``new``).
         """
         check_outside_of_loss(self)
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
@@ -167,7 +170,7 @@ class OnlineLearner:
         key = of_shapes, surrounding_mesh()
         if key in self._kept:
             return self._kept[key]
-        if not new and all(shapes != of_shapes for shapes, _ in self._kept):
+        if self._kept and not new and all(shapes != of_shapes for shapes, _ in self._kept):
             refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
         # compiling computes with constants of the host
         with jax.transfer_guard('allow'), without_explicit_axes():
@@ -188,7 +191,24 @@ class OnlineLearner:
                 check_strict(graph)
             tell_findings(graph, self.rule, self._warned)
             self._kept[key] = Compiled(graph, self.rule)
+        try:
+            for check in self._expected:
+                check(self.fingerprint())
+        except StructureError:
+            del self._kept[key]
+            self.__dict__.pop('_fingerprint', None)
+            raise
+        self._expected.clear()
         return self._kept[key]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has compiled the step for any shapes."""
+        return bool(self._kept)
+
+    def expect(self, check: Callable) -> None:
+        """Hand the fingerprint to ``check``, which raises, when the first shapes are compiled."""
+        self._expected.append(check)
 
     def taken(self, given) -> tuple:
         """The inputs of a step, of what a call is given for them: a tuple holds several, unless
@@ -671,7 +691,7 @@ class OnlineLearner:
 @public('braintrace.functional.online')
 def online(
     cell: Callable,
-    rule: Rule | None = D_RTRL,
+    rule: Rule | str | None = D_RTRL,
     *,
     trainable: Callable = _always,
     hidden: Callable = no_key,
@@ -684,8 +704,9 @@ def online(
     ----------
     cell : function
         One step of the model, a pure function; it applies its weights by braintrace ops.
-    rule : Rule or None
-        A value of :mod:`braintrace.rules`; None: no trace, for acting, evaluation and same-step
+    rule : Rule, str or None
+        A value of :mod:`braintrace.rules`, or the name of one that needs no arguments, as
+        :func:`braintrace.compile` takes it; None: no trace, for acting, evaluation and same-step
         gradients.
     trainable : function
         ``(path, leaf) -> bool``, ``path`` a tuple of strings: which leaves of ``params`` of inexact
@@ -721,10 +742,12 @@ def online(
     for name, fn in (('cell', cell), ('trainable', trainable), ('hidden', hidden)):
         if not callable(fn):
             raise OptionError(f'{name} is {fn!r}; give a function {SIGNATURES[name]}.')
+    if isinstance(rule, str):
+        rule = named(rule)
     if rule is not None and not isinstance(rule, Rule):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '
-            'braintrace.rules.d_rtrl(), or None.'
+            'braintrace.rules.d_rtrl(), the name of one, or None.'
         )
     if not isinstance(policy, Policy):
         raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')

@@ -383,7 +383,7 @@ def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
     every = jax.tree.map(lambda _: True, params)
 
     def update(params, opt_state):
-        return optimised(optimizer, (params, opt_state), spread(params, axes), every)
+        return optimised(optimizer, (params, opt_state), spread(params, axes), every, 0.0)
 
     found = each((params, opt_state))
     while axes:

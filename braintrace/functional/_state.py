@@ -239,21 +239,21 @@ def unflatten_paths(paths: dict, like):
     return jax.tree_util.tree_map_with_path(lambda p, _: paths[path_key(p)], like)
 
 
-def split(params, learner) -> tuple:
+def partition(params, learner) -> tuple:
     """``(traced, same_step, frozen)``: trees like ``params`` with None where a leaf has another
-    route; :func:`merge` puts them together again.
+    route; :func:`combine` puts them together again.
 
     ``params``: those of ``learner``, a compiled :class:`OnlineLearner`. Raises
     :class:`braintrace.errors.NotCompiledError` for one that is not, ``KeyError`` for other params.
 
     >>> import braintrace, jax.numpy as jnp
-    >>> from braintrace.functional import online, split
+    >>> from braintrace.functional import online, partition
     >>> def cell(p, h, x):
     ...     h = 0.9 * h + braintrace.matmul(x, p['in'])
     ...     return h @ p['out'], h
     >>> params, learner = {'in': jnp.ones((2, 4)), 'out': jnp.ones((4, 1))}, online(cell)
     >>> state = learner.init(params, jnp.zeros((3, 4)), jnp.ones((3, 2)))
-    >>> traced, same_step, frozen = split(params, learner)
+    >>> traced, same_step, frozen = partition(params, learner)
     >>> [[name for name, p in part.items() if p is not None] for part in (traced, same_step)]
     [['in'], ['out']]
     """
@@ -267,12 +267,12 @@ def split(params, learner) -> tuple:
     return part('trace'), part('same-step'), part('frozen')
 
 
-def merge(*parts):
+def combine(*parts):
     """One tree from parts of the same structure that hold None where a leaf is in another part (see
-    :func:`split`); ``ValueError`` for parts of different structures.
+    :func:`partition`); ``ValueError`` for parts of different structures.
 
-    >>> from braintrace.functional import merge
-    >>> merge({'a': 1, 'b': None}, {'a': None, 'b': 2})
+    >>> from braintrace.functional import combine
+    >>> combine({'a': 1, 'b': None}, {'a': None, 'b': 2})
     {'a': 1, 'b': 2}
     """
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._jax import is_key
 from .._windows import Gradient, Penalised, check_loss, optimised
 from ..errors import StructureError
-from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
+from ..functional import OnlineLearner, OnlineState, fold_lane, partition, reset
 from ._task import Part, Task
 
 
@@ -82,8 +82,9 @@ class Training:
             at, losses = self.learn(at._replace(state=state), *batch)
         else:
             grads, losses, _, state = self.grads(at.params, state, *batch)
-            params, moments = self._moved(grads, at)
-            at = at._replace(params=params, moments=moments, state=state)
+            loss = jnp.average(losses, weights=batch.mask)
+            params, moments = self._moved(grads, at, loss)
+            return at._replace(params=params, moments=moments, state=state), loss
         return at, jnp.average(losses, weights=batch.mask)
 
     @cached_property
@@ -95,11 +96,11 @@ class Training:
             return self.online.sequence_grad(self.loss, keep_trace=False)
         return self.online.sequence_grad(self.loss, window, inside='exact')
 
-    def _moved(self, grads, at: At) -> tuple:
+    def _moved(self, grads, at: At, loss: jax.Array) -> tuple:
         """Parameters and moments after an update; what is not trainable stays."""
-        _, _, frozen = split(at.params, self.online)
+        _, _, frozen = partition(at.params, self.online)
         moves = jax.tree.map(lambda f: f is None, frozen, is_leaf=lambda f: f is None)
-        return optimised(self.optimizer, (at.params, at.moments), grads, moves)
+        return optimised(self.optimizer, (at.params, at.moments), grads, moves, loss)
 
     def learn(self, at: At, xs, ys, mask=None) -> tuple[At, jax.Array]:
         """Updates along sequences."""

@@ -129,14 +129,14 @@ def test_a_tuple_is_passed_as_several_inputs():
     assert_close(got, want)
 
 
-def test_routes_split_and_merge():
+def test_routes_partition_and_combine():
     learner, params, *_ = started()
     kinds = {'w': 'trace', 'b': 'trace', 'out': 'same-step', 'steps': 'frozen'}
     assert {k: r.kind for k, r in learner.routes.items()} == kinds
-    parts = functional.split(params, learner)
+    parts = functional.partition(params, learner)
     names = [sorted(k for k, v in part.items() if v is not None) for part in parts]
     assert names == [['b', 'w'], ['out'], ['steps']]
-    assert_close(functional.merge(*parts), params)
+    assert_close(functional.combine(*parts), params)
 
 
 def test_what_is_not_trainable_gets_zero_and_what_is_not_hidden_no_trace():

@@ -1,0 +1,141 @@
+"""What newcomers expect of the learner of a pure cell: a step at once, names, files, optimisers."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+from braintrace.errors import OptionError, StructureError
+
+T, B = 6, 2
+W = jax.random.normal(jax.random.key(1), (5, 3)) / 2
+XS = jax.random.normal(jax.random.key(2), (T, B, 2))
+YS = jax.random.normal(jax.random.key(3), (T, B, 3))
+CARRY = jnp.zeros((B, 3))
+
+
+def cell(params, h, x):
+    h = h / 2 + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['w']))
+    return h, h
+
+
+def loss(h, y):
+    return jnp.mean((h - y) ** 2)
+
+
+def test_a_process_that_loads_a_state_steps_without_init():
+    old = functional.online(cell, rules.d_rtrl())
+    params, state = {'w': W}, old.init({'w': W}, CARRY, XS[0])
+    _, state = old.step(params, state, XS[0])
+    new = functional.online(cell, rules.d_rtrl())
+    want, got = (each.grad(loss)(params, state, XS[1], YS[1]) for each in (old, new))
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(StructureError, match='learner.init'):
+        new.step(params, state, jnp.ones((B, 1)))
+
+
+def test_a_state_of_another_rule_is_refused_also_by_a_learner_that_has_compiled_nothing():
+    params, other = {'w': W}, functional.online(cell, rules.es_d_rtrl(0.5))
+    state = other.init(params, CARRY, XS[0])
+    with pytest.raises(StructureError, match='does not belong to this learner'):
+        functional.online(cell, rules.d_rtrl()).step(params, state, XS[0])
+
+
+@pytest.mark.parametrize('fresh', [True, False])
+def test_a_file_is_compared_with_a_fresh_learner_at_its_first_call(fresh):
+    own, params = functional.online(cell, rules.d_rtrl()), {'w': W}
+    state, file = own.init(params, CARRY, XS[0]), io.BytesIO()
+    functional.save_state(file, state, own)
+    like = jax.eval_shape(lambda: state)
+
+    def halved(params, h, x):
+        h, out = cell(params, h, x)
+        return h / 4, out
+
+    for wrong in (False, True):
+        file.seek(0)
+        learner = functional.online(halved if wrong else cell, rules.d_rtrl())
+        if not fresh:
+            learner.init(params, CARRY, XS[0])
+            if wrong:
+                with pytest.raises(StructureError, match='another learner'):
+                    functional.load_state(file, like, learner)
+                continue
+        loaded = functional.load_state(file, like, learner)
+        for _ in range(2):
+            if wrong:
+                with pytest.raises(StructureError, match='another learner'):
+                    learner.step(params, loaded, XS[0])
+            else:
+                learner.step(params, loaded, XS[0])
+
+
+@pytest.mark.parametrize('name', ['d_rtrl', 'D_RTRL', 'same_step', 'e_prop', 'rtrl'])
+def test_a_rule_by_its_name(name):
+    assert functional.online(cell, name).rule == getattr(rules, name.lower())()
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [('es_d_rtrl', r'rules\.es_d_rtrl\(decay_or_rank\)'), ('d_rtl', "Did you mean 'd_rtrl'")],
+)
+def test_a_name_that_is_no_rule_is_refused(name, words):
+    with pytest.raises(OptionError, match=words):
+        functional.online(cell, name)
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_an_optimizer_gets_the_loss_of_its_update(reduction):
+    """The learning rate is the loss: two updates of three steps, one of them masked."""
+
+    def init(params):
+        return jnp.zeros(())
+
+    def update(grads, state, params=None, *, value, **extra):
+        return jax.tree.map(lambda g: -value * g, grads), value
+
+    optimizer = optax.GradientTransformationExtraArgs(init, update)
+    learner = functional.online(cell, rules.d_rtrl())
+    params, mask = {'w': W}, jnp.array([1, 2, 0, 1, 1, 1])
+    ys = YS.at[2].set(jnp.nan)
+    state = learner.init(params, CARRY, XS[0])
+    train = learner.sequence_update(loss, optimizer, update_every=3, reduction=reduction)
+    found = train(params, optimizer.init(params), state, XS, ys, mask)
+    gradient = learner.sequence_grad(loss, reduction=reduction)
+    for k in (0, 3):
+        part = slice(k, k + 3)
+        one = gradient(params, state, XS[part], ys[part], mask[part])
+        weights = np.array(mask[part], float)
+        losses = np.where(weights == 0, 0, np.array(one.losses))
+        value = weights @ losses / (weights.sum() if reduction == 'mean' else 1)
+        params, state = {'w': params['w'] - value * one.grads['w']}, one.state
+    np.testing.assert_allclose(found.params['w'], params['w'], rtol=2e-5)
+    np.testing.assert_allclose(found.opt_state, value, rtol=2e-5)
+
+
+def test_a_plateau_lowers_the_learning_rate_of_a_learner():
+    learner = braintrace.compile(braintrace.nn.GRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0)
+    optimizer = optax.chain(optax.sgd(0.1), plateau)
+    step_fn = lambda x, y: loss(learner(x), y)  # noqa: E731
+    found = learner.etrace_train(XS, YS, step_fn=step_fn, optimizer=optimizer)
+    assert float(found.opt_state[-1].scale) < 1
+
+
+def test_training_again_without_the_optimizers_state_is_told_once():
+    learner = braintrace.compile(braintrace.nn.GRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
+    optimizer, step_fn = optax.adam(1e-3), lambda x, y: loss(learner(x), y)
+    train = lambda **more: learner.etrace_train(  # noqa: E731
+        XS, YS, step_fn=step_fn, optimizer=optimizer, **more
+    )
+    found = train()
+    train(opt_state=found.opt_state)
+    with pytest.warns(braintrace.errors.BraintraceWarning, match='opt_state=found.opt_state'):
+        train()
+    train()
