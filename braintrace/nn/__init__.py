@@ -26,6 +26,7 @@ from ._conv import Conv1d, Conv2d, Conv3d
 from ._diagonal import ELSTMCell, MinGRUCell, MinLSTMCell
 from ._legendre import LMUCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
+from ._load import load_weights
 from ._lstm import LSTMCell, URLSTMCell
 from ._matrix_memory import GLACell, MambaCell
 from ._neurons import ALIF, BRF, GIF, IF, LIF, AdLIF
@@ -80,6 +81,7 @@ __all__ = [
     'SparseLinear',
     'URLSTMCell',
     'VanillaRNNCell',
+    'load_weights',
     'spike_function',
 ]
 

@@ -179,7 +179,7 @@ class GatedCell(RecurrentLayer):
     >>> cell(jnp.ones((2, 3))).shape
     (2, 8)
     """
-    maps: ClassVar[Mapping[str, Gates]]
+    maps: Mapping[str, Gates]
     plain_input = True
 
     def __init__(

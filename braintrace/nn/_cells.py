@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.nn import sigmoid
 
 from ..errors import EtpShapeError, OptionError
@@ -66,23 +67,60 @@ class GRUCell(GatedCell):
         z_t &= \sigma([x_t, h_{t-1}]\,W_z + b_z) \qquad r_t = \sigma([x_t, h_{t-1}]\,W_r + b_r) \\
         h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot \phi([x_t, r_t \odot h_{t-1}]\,W_h + b_h)
 
-    The reset gate :math:`r_t` reaches :math:`h_t` only through the matrix product of the candidate,
-    which mixes positions. So ``Wr`` carries no trace and learns from its same-step gradient, while
-    ``Wz`` and ``Wh`` are traced. The three maps are separate for that reason: one map for both
-    gates would keep a trace of zeros for the reset gate.
+    An open :math:`z_t` writes (in PyTorch, Keras and Flax it keeps), and the reset gate
+    :math:`r_t` comes before the product, as in the paper. With ``reset_after=True`` it comes after
+    it, as in cuDNN, PyTorch, Flax, and Keras unless told otherwise, and the candidate is
+
+    .. math:: \phi(x_t\,W_h + b_h + r_t \odot (h_{t-1}\,U_h + b_u))
+
+    :func:`load_weights` takes weights of these three.
+
+    A reset gate before the product reaches :math:`h_t` only through the product, which mixes
+    positions. So ``Wr`` carries no trace and learns from its same-step gradient, while ``Wz`` and
+    ``Wh`` are traced. The three maps are separate for that reason: one map for both gates would
+    keep a trace of zeros for the reset gate. After the product, all are traced.
 
     Parameters
     ----------
     w_init, b_init : initializer or array; ``b_init`` may be None
-        Weights of shape (I + O, O) and biases of shape (O,) of ``Wz``, ``Wr`` and ``Wh``.
+        Weights of shape (I + O, O) and biases of shape (O,) of ``Wz``, ``Wr`` and ``Wh``. With
+        ``reset_after``, ``Wh`` has (I, O) and ``Uh`` (O, O).
+    reset_after : bool
+        Whether the reset gate multiplies the product.
     """
 
     maps = {'Wz': Gates((-1,)), 'Wr': Gates(), 'Wh': Gates()}
 
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'tanh',
+        name: str | None = None,
+        *,
+        reset_after: bool = False,
+        timescale: tuple[float, float] | None = None,
+    ):
+        if not isinstance(reset_after, bool | np.bool_):
+            raise OptionError(f'GRUCell: reset_after is {reset_after!r}; give True or False.')
+        self.reset_after = bool(reset_after)
+        if reset_after:
+            self.maps = {**self.maps, 'Wh': Gates(reads='x'), 'Uh': Gates(reads='h')}
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, activation, name, timescale=timescale
+        )
+
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         (h,) = states
         z, r = sigmoid(self.Wz(join(x, h))), sigmoid(self.Wr(join(x, h)))
-        h = (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
+        if self.reset_after:
+            candidate = self.Wh(x) + r * self.Uh(h)
+        else:
+            candidate = self.Wh(join(x, r * h))
+        h = (1 - z) * h + z * self.activation(candidate)
         return h, (h,)
 
 

@@ -34,6 +34,15 @@ def gru(ops, p, s, x):
     return h, {'h': h}
 
 
+def gru_after(ops, p, s, x):
+    h = s['h']
+    z = ops.sigmoid(affine(ops, p['Wz.weight'], x, ops.cut(h)))
+    r = ops.sigmoid(affine(ops, p['Wr.weight'], x, ops.cut(h)))
+    recurrent = affine(ops, p['Uh.weight'], ops.cut(h))
+    h = ops.new('h', h + z * (ops.tanh(affine(ops, p['Wh.weight'], x) + r * recurrent) - h))
+    return h, {'h': h}
+
+
 def lstm(ops, p, s, x):
     i, g, f, o = ops.split(affine(ops, p['W.weight'], x, ops.cut(s['h'])), 4)
     c = ops.new('c', ops.sigmoid(f + 1) * s['c'] + ops.sigmoid(i) * ops.tanh(g))
@@ -113,6 +122,7 @@ STATE = {'state_init': DRAWN['state_init']}
 ROWS = [
     Row('vanilla', lambda: nn.VanillaRNNCell(3, 5, **DRAWN), vanilla),
     Row('gru', lambda: nn.GRUCell(3, 5, **DRAWN), gru, owner={'Wr.weight': None}),
+    Row('gru_after', lambda: nn.GRUCell(3, 5, **DRAWN, reset_after=True), gru_after),
     Row('mgu', lambda: nn.MGUCell(3, 5, **DRAWN), mgu, cut_bptt=False),
     Row('cfn', lambda: nn.CFNCell(3, 5, **DRAWN), cfn),
     Row('minimal_rnn', lambda: nn.MinimalRNNCell(3, 5, **DRAWN), minimal_rnn, cut_bptt=False),
