@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from .._jax import platform_here
 from .._signatures import is_int, refuses
@@ -111,11 +112,16 @@ def _convolved(x, kernel, options: dict):
         y = jax.lax.conv_general_dilated(x, kernel, dimension_numbers=layout, **options)
         return jnp.transpose(y, layout.out_spec)
 
+    def tangent(operands, tangents):
+        (x, kernel), (dx, dk) = operands, tangents
+        y = by(VALUES, x, kernel)
+        # a product with a zero tangent would read its other operand, which nothing depends on
+        terms = [] if isinstance(dx, SymbolicZero) else [by(BY_X, dx, kernel)]
+        terms += [] if isinstance(dk, SymbolicZero) else [by(BY_KERNEL, x, dk)]
+        return y, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(y)
+
     convolve = jax.custom_jvp(partial(by, VALUES))
-    convolve.defjvps(
-        lambda dx, _, x, kernel: by(BY_X, dx, kernel),
-        lambda dk, _, x, kernel: by(BY_KERNEL, x, dk),
-    )
+    convolve.defjvp(tangent, symbolic_zeros=True)
     return convolve(x, kernel)
 
 

@@ -24,11 +24,12 @@ from ._arguments import (
     features,
     initial_value,
 )
+from ._constants import HasConstants
 from ._linear import Linear
-from ._time import HasNumbers, is_real
+from ._time import is_real
 
 
-class StatefulLayer(HasNumbers, brainstate.nn.Module):
+class StatefulLayer(HasConstants, brainstate.nn.Module):
     """A layer with hidden states, whose samples have the shape ``in_size``.
 
     :meth:`transition` maps an input and the states' old values to the output and their new values.
@@ -60,7 +61,8 @@ class StatefulLayer(HasNumbers, brainstate.nn.Module):
         """Move on by one step: ``x`` is one sample, or a batch of them along the first axis."""
         states = self._states()
         self._check_step(x, states)
-        with jax.numpy_rank_promotion('allow'):  # a formula uses numbers of a unit in each sample
+        # a formula uses numbers of a unit in each sample
+        with jax.numpy_rank_promotion('allow'), self._reading_once():
             output, new = self.transition(x, tuple(state.value for state in states))
         for state, value in zip(states, new):
             state.value = value

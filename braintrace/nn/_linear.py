@@ -7,6 +7,7 @@ import string
 from typing import Any
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
@@ -146,7 +147,7 @@ class SignedWLinear(Dense):
     Yang & Wang, 2016, PLOS Computational Biology 12:e1004792, with :math:`|W|` for their
     rectified weight).
 
-    .. math:: y = x\,(|W| \odot S) \qquad S_{ij} \in \{+1, -1\}
+    .. math:: y = x\,(|W| \odot S \odot M) \qquad S_{ij} \in \{+1, -1\}
 
     No update changes a sign: a W that steps through zero comes back as a larger :math:`|W|`. At
     zero :math:`|W|` has the slope +1, so that an entry of 0 can learn.
@@ -159,6 +160,10 @@ class SignedWLinear(Dense):
     w_sign : array or None
         S, which broadcasts to (I, O): shape (I, 1) gives all synapses of an input one sign. By
         default all are +1.
+    w_mask : initializer, array or None
+        Mask M, which broadcasts to (I, O): which synapses there are. Where it is 0 nothing grows;
+        a W that is 0 elsewhere is a synapse that can. (:class:`SparseLinear` with ``w_sign`` stores
+        and traces the synapses alone.)
 
     Attributes
     ----------
@@ -186,21 +191,28 @@ class SignedWLinear(Dense):
         out_size: Size,
         w_init: Init = KAIMING,
         w_sign: Any = None,
+        w_mask: Init | None = None,
         name: str | None = None,
         param_type: type = brainstate.ParamState,
     ):
         super().__init__(in_size, out_size, name)
+        self.w_mask = self._mask(w_mask)
         weight = self._initial('w_init', w_init, (self.num_in, self.num_out))
-        self.w_sign = None if w_sign is None else checked_signs(w_sign, weight.shape)
+        if w_sign is not None and np.shape(w_sign) == weight.shape[:1] != weight.shape[1:]:
+            raise OptionError(
+                f'SignedWLinear: w_sign has shape {np.shape(w_sign)}; give the shape '
+                f'{(self.num_in, 1)} for one sign of each input.'
+            )
+        self.w_sign = None
+        if w_sign is not None:
+            self.w_sign = checked_signs('SignedWLinear', w_sign, weight.shape)
         if not callable(w_init):
-            check_signs_of(u.get_magnitude(weight), self.w_sign)
+            check_signs_of('SignedWLinear', 'w_init', u.get_magnitude(weight), self.w_sign)
         self.weight = parameter('SignedWLinear', param_type, weight)
 
     def applied(self) -> tuple[Any, Any]:
-        """:math:`|W| \\odot S`, and no bias."""
-        weight = self.weight.value
-        size = u.math.where(u.get_magnitude(weight) < 0, -weight, weight)
-        return masked(size, self.w_sign), None
+        """:math:`|W| \\odot S \\odot M`, and no bias."""
+        return masked(signed(self.weight.value, self.w_sign), self.w_mask), None
 
 
 def masked(weight: Any, mask: Any) -> Any:
@@ -208,31 +220,31 @@ def masked(weight: Any, mask: Any) -> Any:
     return weight if mask is None else weight * mask.astype(u.get_magnitude(weight).dtype)
 
 
-def checked_signs(w_sign: Any, shape: tuple[int, ...]) -> Any:
+def signed(weight: Any, sign: Any) -> Any:
+    """The size of a weight, with the slope +1 at 0, times its sign."""
+    return masked(u.math.where(u.get_magnitude(weight) < 0, -weight, weight), sign)
+
+
+def checked_signs(owner: str, w_sign: Any, shape: tuple[int, ...]) -> jax.Array:
     """``w_sign`` as an array of +1 and -1 that broadcasts to ``shape``."""
-    if np.shape(w_sign) == shape[:1] and shape[0] != shape[1]:
-        raise OptionError(
-            f'SignedWLinear: w_sign has shape {shape[:1]}; give the shape {(shape[0], 1)} for one '
-            'sign of each input.'
-        )
-    signs = np.asarray(first_value('SignedWLinear', 'w_sign', w_sign, shape, spread=True))
-    if len(wrong := np.argwhere(np.abs(signs) != 1)):
+    found = np.asarray(first_value(owner, 'w_sign', w_sign, shape, spread=True))
+    if len(wrong := np.argwhere(np.abs(found) != 1)):
         at = tuple(wrong[0].tolist())
         raise OptionError(
-            f'SignedWLinear: w_sign is {signs[at]:g} at {at} of the weight; each sign is +1 or -1.'
+            f'{owner}: w_sign is {found[at]:g} at {at} of the weight; each sign is +1 or -1.'
         )
-    return jnp.asarray(signs, jnp.int8)
+    return jnp.asarray(found, jnp.int8)
 
 
-def check_signs_of(weight: Any, signs: Any) -> None:
+def check_signs_of(owner: str, name: str, weight: Any, sign: Any) -> None:
     """Refuse a weight with an entry of the other sign."""
-    signed = np.asarray(weight) * (1 if signs is None else np.asarray(signs))
-    if len(wrong := np.argwhere(signed < 0)):
+    wrong = np.argwhere(np.asarray(weight) * (1 if sign is None else np.asarray(sign)) < 0)
+    if len(wrong):
         at = tuple(wrong[0].tolist())
-        sign = 1 if signs is None else int(signs[at])
+        due = 1 if sign is None else int(sign[at])
         raise OptionError(
-            f'SignedWLinear: w_init is {weight[at]} at {at}, where w_sign is {sign:+d}. Give '
-            'weights of that sign, `jax.numpy.abs(w_init) * w_sign`, or w_sign=-1 for inhibition.'
+            f'{owner}: {name} is {weight[at]} at {at}, where w_sign is {due:+d}. Give weights of '
+            f'that sign, `jax.numpy.abs({name}) * w_sign`, or w_sign=-1 for inhibition.'
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import brainstate
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ import saiunit as u
 from ..errors import EtpUnitError, OptionError
 from ._arguments import Init, Size, axes
 from ._base import StatefulLayer
-from ._time import check_time, numbers, plain, steps_of
+from ._constants import Learn, below
+from ._time import check_time, in_unit, numbers, plain, steps_of
 from .surrogate import spike_function
 
 
@@ -23,7 +24,11 @@ class Neuron(StatefulLayer):
 
     The first state is the potential V, which holds the value before the reset: the spikes are
     recomputed from it (:meth:`get_spike`), and the next step resets what fired before it moves on.
+    ``top`` names the constant of the threshold; ``resets``: whether a spike resets V.
     """
+
+    top: ClassVar[str] = 'V_th'
+    resets: ClassVar[bool] = True
 
     shared_docs = r"""
     Parameters
@@ -71,7 +76,7 @@ class Neuron(StatefulLayer):
     def __init__(
         self,
         in_size: Size,
-        threshold: tuple[str, Any],  # its name and value
+        V_top: Any,
         V_reset: Any,
         R: Any,
         tau_ref: Any,
@@ -81,14 +86,14 @@ class Neuron(StatefulLayer):
     ):
         super().__init__(name=name)
         self.in_size = self.out_size = axes(in_size, f'{self._owner}: in_size')
-        name_of_threshold, V_th = threshold
-        self.unit = u.get_unit(V_th)
+        V_top = self._parameter(self.top, V_top)
+        self.unit = u.get_unit(V_top)
+        setattr(self, self.top, V_top)
         self.V_reset = self._potential('V_reset', V_reset)
-        self._height = self._potential(name_of_threshold, V_th) - self.V_reset
         if not np.all(u.get_magnitude(self._height) > 0):
             raise OptionError(
-                f'{self._owner}: {name_of_threshold} is {V_th} and V_reset {V_reset}; the '
-                'threshold lies above the reset.'
+                f'{self._owner}: {self.top} is {V_top} and V_reset {V_reset}; the threshold lies '
+                'above the reset.'
             )
         if spk_reset not in ('soft', 'hard'):
             raise OptionError(f"{self._owner}: spk_reset is {spk_reset!r}; give 'soft' or 'hard'.")
@@ -97,6 +102,11 @@ class Neuron(StatefulLayer):
         self.tau_ref = None if tau_ref is None else self._time('tau_ref', tau_ref)
 
     # -- the step ----------------------------------------------------------------------------------
+
+    @property
+    def _height(self) -> Any:
+        """The way from the reset to the threshold."""
+        return getattr(self, self.top) - self.V_reset
 
     @abc.abstractmethod
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
@@ -112,17 +122,13 @@ class Neuron(StatefulLayer):
         """Reset what fired, move on, and fire."""
         spikes = self._spikes(states)
         V, *others = states
-        V = self._reset(V, spikes)
+        if self.resets:
+            V = V - (self._height if self.spk_reset == 'soft' else V - self.V_reset) * spikes
         new = self.moved(x, spikes, (V, *others))
         if self.tau_ref is not None:
             count = jnp.where(spikes > 0.5, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
             new = (u.math.where(count > 0, V, new[0]), *new[1:], count)
         return self._spikes(new), new
-
-    def _reset(self, V: Any, spikes: Any) -> Any:
-        """The potential from which a step starts."""
-        drop = self._height if self.spk_reset == 'soft' else V - self.V_reset
-        return V - drop * spikes
 
     def get_spike(self) -> Any:
         """The spikes of the last step, 0 or 1, made of the present states; before the first step
@@ -152,11 +158,15 @@ class Neuron(StatefulLayer):
 
     # -- arguments ---------------------------------------------------------------------------------
 
-    def _set_states(self, **first: Any) -> None:
-        """Name the states with their first values; a countdown comes last."""
+    def _set_states(self, learn: Learn, **first: Any) -> None:
+        """Name the states with their first values, a countdown last; then constants ``learn``."""
         self.first_values = {name: (value, self.in_size) for name, value in first.items()}
         if self.tau_ref is not None:
             self.first_values['refractory'] = (filled(0, jnp.int32), self.in_size)
+        # the threshold is above the reset, whichever of them moves
+        names = self.learning(learn)
+        moves = {'V_reset': below(self.top)} if self.top not in names else {}
+        self.let_learn(names, self.in_size, **moves)
 
     def _parameter(self, name: str, value: Any) -> Any:
         """A number for all units, or an array of one for each, in the float type of the states."""
@@ -191,7 +201,7 @@ class Neuron(StatefulLayer):
         return current
 
     def _rate(self, name: str, value: Any) -> Any:
-        """The time constant of a rate."""
+        """A rate, larger than 0."""
         rate = self._parameter(name, value)
         if not np.all(u.get_magnitude(rate) > 0):
             raise OptionError(f'{self._owner}: {name} is {value}; a rate is larger than 0.')
@@ -200,16 +210,10 @@ class Neuron(StatefulLayer):
                 f'{self._owner}: {name} has the unit {u.get_unit(rate)}; give a rate (0.2 / '
                 'saiunit.ms), or a plain number for each step.'
             )
-        return 1 / rate
+        return rate
 
     def _time(self, name: str, value: Any) -> Any:
         return check_time(self._owner, name, value, self.in_size, finite=True)
-
-
-def in_unit(value: Any, unit: Any) -> Any:
-    """The same in another unit of its kind."""
-    number = u.maybe_decimal(value / (1.0 * unit))
-    return number if unit == u.UNITLESS else number * unit
 
 
 def filled(value: Any, dtype: Any = None) -> Callable:

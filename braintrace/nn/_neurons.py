@@ -11,8 +11,9 @@ import saiunit as u
 from .._signatures import refuses
 from ..errors import OptionError
 from ._arguments import ZERO, Init, Size
-from ._neuron import Neuron, filled, in_unit
-from ._time import decay, known, one_clock, steps_of
+from ._constants import POSITIVE, REAL, Constants, Learn, above, part_of
+from ._neuron import Neuron, filled
+from ._time import decay, in_unit, known, one_clock, steps_of
 
 BRAINPY = {'V_initializer': 'It is called V_init.', 'size': 'It is called in_size.'}
 
@@ -41,6 +42,8 @@ class IF(Neuron):
     [0.0, 1.0, 0.0, 1.0]
     """
 
+    constants = Constants({'tau': POSITIVE, 'R': REAL, 'V_reset': REAL, 'V_th': above('V_reset')})
+
     @refuses('IF', **BRAINPY)
     def __init__(
         self,
@@ -54,12 +57,14 @@ class IF(Neuron):
         spk_fun: str | Callable = 'triangle',
         spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
-        self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
-        one_clock(self._owner, tau=tau, tau_ref=tau_ref)
-        self._set_states(V=self._first('V_init', V_reset if V_init is None else V_init))
+        super().__init__(in_size, V_th, V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau = self._time('tau', tau)
+        one_clock(self._owner, tau=self.tau, tau_ref=self.tau_ref)
+        first = self.V_reset if V_init is None else V_init
+        self._set_states(learn, V=self._first('V_init', first))
 
     def _threshold(self, states: tuple) -> Any:
         return self.V_th
@@ -103,6 +108,8 @@ class LIF(Neuron):
     ([1.0, 1.0, 1.0, 1.0], Unit("mV"))
     """
 
+    constants = Constants({**IF.constants, 'V_rest': REAL})
+
     @refuses('LIF', **BRAINPY)
     def __init__(
         self,
@@ -117,13 +124,15 @@ class LIF(Neuron):
         spk_fun: str | Callable = 'triangle',
         spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
-        self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
-        one_clock(self._owner, tau=tau, tau_ref=tau_ref)
+        super().__init__(in_size, V_th, V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau = self._time('tau', tau)
+        one_clock(self._owner, tau=self.tau, tau_ref=self.tau_ref)
         self.V_rest = self._potential('V_rest', V_rest)
-        self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init))
+        first = self.V_rest if V_init is None else V_init
+        self._set_states(learn, V=self._first('V_init', first))
 
     def _threshold(self, states: tuple) -> Any:
         return self.V_th
@@ -166,6 +175,8 @@ class ALIF(Neuron):
     [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     """
 
+    constants = Constants({**LIF.constants, 'tau_a': POSITIVE, 'beta': REAL})
+
     @refuses('ALIF', **BRAINPY)
     def __init__(
         self,
@@ -182,14 +193,16 @@ class ALIF(Neuron):
         spk_fun: str | Callable = 'triangle',
         spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        super().__init__(in_size, V_th, V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.tau_a = self._time('tau', tau), self._time('tau_a', tau_a)
-        one_clock('ALIF', tau=tau, tau_a=tau_a, tau_ref=tau_ref)
-        self.V_th, self.V_rest = self._potential('V_th', V_th), self._potential('V_rest', V_rest)
+        one_clock('ALIF', tau=self.tau, tau_a=self.tau_a, tau_ref=self.tau_ref)
+        self.V_rest = self._potential('V_rest', V_rest)
         self.beta = self._potential('beta', beta)
-        self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init), a=ZERO)
+        first = self.V_rest if V_init is None else V_init
+        self._set_states(learn, V=self._first('V_init', first), a=ZERO)
 
     def _threshold(self, states: tuple) -> Any:
         return self.V_th + self.beta * states[1]
@@ -243,6 +256,8 @@ class AdLIF(Neuron):
     [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
 
+    constants = Constants({**LIF.constants, 'tau_w': POSITIVE, 'a': REAL, 'b': REAL})
+
     @refuses('AdLIF', **BRAINPY)
     def __init__(
         self,
@@ -260,16 +275,16 @@ class AdLIF(Neuron):
         spk_fun: str | Callable = 'triangle',
         spk_reset: Literal['soft', 'hard'] = 'hard',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        super().__init__(in_size, V_th, V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.tau_w = self._time('tau', tau), self._time('tau_w', tau_w)
-        one_clock('AdLIF', tau=tau, tau_w=tau_w, tau_ref=tau_ref)
-        self.V_th, self.V_rest = self._potential('V_th', V_th), self._potential('V_rest', V_rest)
+        one_clock('AdLIF', tau=self.tau, tau_w=self.tau_w, tau_ref=self.tau_ref)
+        self.V_rest = self._potential('V_rest', V_rest)
         self.a, self.b = self._unitless('a', a), self._potential('b', b)
-        self._set_states(
-            V=self._first('V_init', V_rest if V_init is None else V_init), w=filled(0 * self.b)
-        )
+        first = self.V_rest if V_init is None else V_init
+        self._set_states(learn, V=self._first('V_init', first), w=filled(0 * self.b))
 
     def _threshold(self, states: tuple) -> Any:
         return self.V_th
@@ -301,7 +316,8 @@ class BRF(Neuron):
     Parameters
     ----------
     omega : float or array
-        Angle by which z turns in the time ``tau``; :math:`\delta\omega` is below 1.
+        Angle by which z turns in the time ``tau``; :math:`\delta\omega` is below 1, and stays so
+        where it learns.
     b : float or array
         Damping in the time ``tau``, above what keeps the size of z.
     tau : float, Quantity or array
@@ -332,6 +348,16 @@ class BRF(Neuron):
     Array([0., 3., 0., 0.], dtype=float32)
     """
 
+    resets = False
+    constants = Constants(
+        {
+            **dict.fromkeys(('tau', 'tau_q', 'b'), POSITIVE),
+            'R': REAL,
+            'V_th': above('V_reset'),
+            'omega': part_of('_fastest'),
+        }
+    )
+
     @refuses('BRF', **BRAINPY)
     def __init__(
         self,
@@ -345,22 +371,23 @@ class BRF(Neuron):
         V_th: Any = 1.0,
         spk_fun: str | Callable = 'triangle',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        nothing = 0 * u.get_unit(V_th)
-        super().__init__(in_size, ('V_th', V_th), nothing, R, None, spk_fun, 'soft', name)
+        super().__init__(in_size, V_th, 0 * u.get_unit(V_th), R, None, spk_fun, 'soft', name)
         self.tau, self.tau_q = self._time('tau', tau), self._time('tau_q', tau_q)
-        one_clock('BRF', tau=tau, tau_q=tau_q)
-        self.V_th = self._potential('V_th', V_th)
+        one_clock('BRF', tau=self.tau, tau_q=self.tau_q)
         self.omega, self.b = self._unitless('omega', omega), self._unitless('b', b)
-        first = self._first('V_init', nothing if V_init is None else V_init)
-        self._set_states(V=first, V_im=filled(nothing), q=ZERO)
+        first = self._first('V_init', self.V_reset if V_init is None else V_init)
+        self._set_states(learn, V=first, V_im=filled(self.V_reset), q=ZERO)
+
+    @property
+    def _fastest(self) -> Any:
+        """The omega of which one step turns z too far."""
+        return 1 / steps_of('BRF', 'tau', self.tau)
 
     def _threshold(self, states: tuple) -> Any:
         return self.V_th * (1 + states[2])
-
-    def _reset(self, V: Any, spikes: Any) -> Any:
-        return V
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
         V, V_im, q = states
@@ -431,6 +458,16 @@ class GIF(Neuron):
     [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
 
+    top = 'V_th_inf'
+    constants = Constants(
+        {
+            **dict.fromkeys(('tau', 'b', 'k1', 'k2'), POSITIVE),
+            **dict.fromkeys(('R', 'V_rest', 'V_reset', 'V_th_reset'), REAL),
+            **dict.fromkeys(('a', 'R1', 'R2', 'A1', 'A2'), REAL),
+            'V_th_inf': above('V_reset'),
+        }
+    )
+
     @refuses('GIF', **BRAINPY)
     def __init__(
         self,
@@ -454,27 +491,27 @@ class GIF(Neuron):
         spk_fun: str | Callable = 'triangle',
         spk_reset: Literal['soft', 'hard'] = 'hard',
         V_init: Init | None = None,
+        learn: Learn = (),
         name: str | None = None,
     ):
-        top = ('V_th_inf', V_th_inf)
-        super().__init__(in_size, top, V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        super().__init__(in_size, V_th_inf, V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.V_rest = self._time('tau', tau), self._potential('V_rest', V_rest)
-        one_clock('GIF', tau=tau, tau_ref=tau_ref)
-        self.V_th_inf = self._potential('V_th_inf', V_th_inf)
         self.V_th_reset = self._potential('V_th_reset', V_th_reset)
-        self._times = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
-        names = ('tau', '1 / b', '1 / k1', '1 / k2')
-        one_clock('GIF', **dict(zip(names, (tau, *self._times))))
-        slope = self._parameter('a', a) / self._parameter('b', b)
-        self._slope = self._unitless('a / b', slope)
-        self._kept = self._unitless('R1', R1), self._unitless('R2', R2)
-        A1, A2 = self._current('A1', A1), self._current('A2', A2)
-        self._added = A1, in_unit(A2, u.get_unit(A1))
+        self.b, self.k1, self.k2 = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
+        self.a = self._parameter('a', a)
+        rates = {'1 / b': 1 / self.b, '1 / k1': 1 / self.k1, '1 / k2': 1 / self.k2}
+        one_clock('GIF', tau=self.tau, tau_ref=self.tau_ref, **rates)
+        self._unitless('a / b', self.a / self.b)
+        self.R1, self.R2 = self._unitless('R1', R1), self._unitless('R2', R2)
+        self.A1 = self._current('A1', A1)
+        self.A2 = in_unit(self._current('A2', A2), u.get_unit(self.A1))
+        first = self.V_rest if V_init is None else V_init
         self._set_states(
-            V=self._first('V_init', V_rest if V_init is None else V_init),
+            learn,
+            V=self._first('V_init', first),
             V_th=filled(self.V_th_inf),
-            I1=filled(0 * self._added[0]),
-            I2=filled(0 * self._added[1]),
+            I1=filled(0 * self.A1),
+            I2=filled(0 * self.A2),
         )
 
     def _threshold(self, states: tuple) -> Any:
@@ -482,15 +519,15 @@ class GIF(Neuron):
 
     def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
         V, V_th, *currents = states[:4]
+        jumps = (self.R1, self.A1), (self.R2, self.A2)
         currents = [
-            I + spikes * ((kept - 1) * I + added)
-            for I, kept, added in zip(currents, self._kept, self._added)
+            I + spikes * ((kept - 1) * I + added) for I, (kept, added) in zip(currents, jumps)
         ]
         V_th = V_th + spikes * (u.math.maximum(self.V_th_reset, V_th) - V_th)
         goal = self.V_rest + self._driven(x) + sum(self._driven(I) for I in currents)
-        goal_th = self.V_th_inf + self._slope * (V - self.V_rest)
+        goal_th = self.V_th_inf + u.maybe_decimal(self.a / self.b) * (V - self.V_rest)
         th, *left = (
-            decay('GIF', f'1/{name}', tau) for name, tau in zip(('b', 'k1', 'k2'), self._times)
+            decay('GIF', f'1/{name}', 1 / getattr(self, name)) for name in ('b', 'k1', 'k2')
         )
         return (
             leaked(V, goal, decay('GIF', 'tau', self.tau)),

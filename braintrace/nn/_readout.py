@@ -13,6 +13,7 @@ from .._signatures import ShowsArguments
 from ..errors import EtpUnitError
 from ._arguments import KAIMING, ZERO, Init, Size, check_input, features, first_value
 from ._base import RecurrentLayer
+from ._constants import POSITIVE, Constants, Learn
 from ._docs import Documented
 from ._linear import Linear
 from ._neurons import LIF
@@ -72,6 +73,7 @@ class FilteredReadout(RecurrentLayer):
     """
 
     state_names = ('f',)
+    constants = Constants({'tau': POSITIVE})
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class FilteredReadout(RecurrentLayer):
         b_init: Init | None = None,
         state_init: Init = ZERO,
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         super().__init__(in_size, out_size, state_init, name)
         self.tau = check_time('FilteredReadout', 'tau', tau)
@@ -89,6 +93,7 @@ class FilteredReadout(RecurrentLayer):
         self.first_values = {'f': (state_init, self.in_size)}
         if b_init is not None:
             self.first_values['g'] = (ZERO, (1,))
+        self.let_learn(self.learning(learn), ())
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         left, weight = decay('FilteredReadout', 'tau', self.tau), self.W.weight.value
@@ -148,6 +153,7 @@ class LeakyRateReadout(RecurrentLayer):
     """
 
     state_names = ('r',)
+    constants = Constants({'tau': POSITIVE})
 
     def __init__(
         self,
@@ -157,11 +163,14 @@ class LeakyRateReadout(RecurrentLayer):
         w_init: Init = KAIMING,
         r_init: Init = ZERO,
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         super().__init__(in_size, out_size, r_init, name)
         self.tau = check_time('LeakyRateReadout', 'tau', tau, self.out_size)
         weight = first_value('LeakyRateReadout', 'w_init', w_init, (self.num_in, self.num_out))
         self.W = brainstate.ParamState(weight)
+        self.let_learn(self.learning(learn), self.out_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         left, new = decay('LeakyRateReadout', 'tau', self.tau), matmul(x, self.W.value)
@@ -188,7 +197,7 @@ class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
         of steps.
     w_init : initializer, array or number
         Weight W, of shape (I, O).
-    R, V_th, V_rest, V_reset, spk_fun, spk_reset, V_init
+    R, V_th, V_rest, V_reset, spk_fun, spk_reset, V_init, learn
         As those of :class:`LIF`.
 
     Attributes
@@ -229,6 +238,8 @@ class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
         spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         super().__init__(name=name)
         num_in, num_out = (
@@ -248,6 +259,7 @@ class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
             spk_fun=spk_fun,
             spk_reset=spk_reset,
             V_init=V_init,
+            learn=learn,
         )
 
     def update(self, x: Any) -> Any:

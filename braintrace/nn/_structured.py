@@ -30,7 +30,7 @@ from ._arguments import (
     parameter,
 )
 from ._docs import Documented
-from ._linear import over_leading_axes
+from ._linear import check_signs_of, checked_signs, over_leading_axes, signed
 
 
 def folded(op: Callable, x: Any, rank: int) -> Any:
@@ -50,8 +50,9 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
 
     .. math:: y_j = \sum_{k:\, c_k = j} x_{r_k}\, w_k + b_j
 
-    with row :math:`r_k` and column :math:`c_k` of entry k. Several leading axes of x count as one
-    batch.
+    with row :math:`r_k` and column :math:`c_k` of entry k, and with signs
+    :math:`|w_k|\, S_{r_k c_k}` in the place of :math:`w_k` (Dale's law, see
+    :class:`SignedWLinear`). Several leading axes of x count as one batch.
 
     Parameters
     ----------
@@ -61,6 +62,9 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
         Bias b, of shape (O,), in the unit of :math:`x w`; left out by default.
     in_size : int or tuple of int, optional
         I, or sizes whose last is I.
+    w_sign : array or None
+        S, of +1 and -1, which broadcasts to (I, O), such as shape (I, 1) for one sign of each
+        input, or with one sign for each entry. Data must have the signs of S.
 
     Attributes
     ----------
@@ -73,7 +77,8 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
     EtpDtypeError
         ``spar_mat`` is no such matrix, or its data are no floating numbers.
     OptionError
-        ``in_size`` does not end with I, or the data are not one number for each entry.
+        ``in_size`` does not end with I, the data are not one number for each entry, or ``w_sign``
+        has other numbers or another shape, or the data other signs.
     EtpShapeError, EtpUnitError
         The input is not of shape (..., I), or its unit does not fit the bias.
 
@@ -93,6 +98,8 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
         in_size: Size | None = None,
         name: str | None = None,
         param_type: type = brainstate.ParamState,
+        *,
+        w_sign: Any = None,
     ):
         super().__init__(name=name)
         structure, data = SparseStructure.of(spar_mat), getattr(spar_mat, 'data', None)
@@ -114,6 +121,14 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
                 f'it end with {self.num_in}.'
             )
         values = {'weight': first_value('SparseLinear', 'data', data, (self.structure.size,))}
+        self.w_sign = None
+        if w_sign is not None:
+            of_entries = np.ndim(w_sign) == 1
+            shape = (self.structure.size,) if of_entries else self.structure.shape
+            self.w_sign = checked_signs('SparseLinear', w_sign, shape)
+            if not of_entries:
+                self.w_sign = self.w_sign[self.structure.rows, self.structure.columns]
+            check_signs_of('SparseLinear', 'data', u.get_magnitude(values['weight']), self.w_sign)
         if b_init is not None:
             values['bias'] = first_value('SparseLinear', 'b_init', b_init, (self.num_out,))
         self.weight = parameter('SparseLinear', param_type, values)
@@ -122,6 +137,8 @@ class SparseLinear(Documented, ShowsArguments, brainstate.nn.Module):
         """Map ``x`` of shape (..., I) to (..., O)."""
         check_trailing('SparseLinear', x, (self.num_in,))
         weight, bias = self.weight.value['weight'], self.weight.value.get('bias')
+        if self.w_sign is not None:
+            weight = signed(weight, self.w_sign)
         return folded(
             lambda x: sparse_matmul(x, weight, sparse_mat=self.structure, bias=bias), x, 1
         )

@@ -12,8 +12,9 @@ from .._signatures import refuses
 from ..errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
+from ._constants import POSITIVE, REAL, SHARE, Constants, HasConstants, Learn, part_of
 from ._neuron import filled
-from ._time import HasNumbers, check_time, decay, numbers, one_clock, plain
+from ._time import check_time, decay, numbers, one_clock, plain
 
 
 class Synapse(StatefulLayer):
@@ -87,10 +88,21 @@ class Expon(Synapse):
     ((2, 3), Unit("mS"))
     """
 
+    constants = Constants({'tau': POSITIVE})
+
     @refuses('Expon', g_initializer='It is called g_init.')
-    def __init__(self, in_size: Size, tau: Any = 8.0, g_init: Init = ZERO, name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 8.0,
+        g_init: Init = ZERO,
+        name: str | None = None,
+        *,
+        learn: Learn = (),
+    ):
         super().__init__(in_size, name, g=g_init)
         self.tau = self._time('tau', tau)
+        self.let_learn(self.learning(learn), self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         self._check_unit(x, states[0])
@@ -137,6 +149,8 @@ class DualExpon(Synapse):
     (7, 1.0)
     """
 
+    constants = Constants({'tau_decay': POSITIVE, 'tau_rise': part_of('tau_decay')})
+
     @refuses('DualExpon', g_initializer='It is called g_init.')
     def __init__(
         self,
@@ -145,25 +159,26 @@ class DualExpon(Synapse):
         tau_rise: Any = 1.0,
         g_init: Init = ZERO,
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         super().__init__(in_size, name, g_decay=g_init, g_rise=g_init)
         self.tau_decay = self._time('tau_decay', tau_decay)
         self.tau_rise = self._time('tau_rise', tau_rise)
-        one_clock('DualExpon', tau_decay=tau_decay, tau_rise=tau_rise)
-        q = np.asarray(u.maybe_decimal(tau_rise / tau_decay), float)
-        if not np.all(q < 1):
+        one_clock('DualExpon', tau_decay=self.tau_decay, tau_rise=self.tau_rise)
+        if not np.all(u.maybe_decimal(self.tau_rise / self.tau_decay) < 1):
             raise OptionError(
                 f'DualExpon: tau_rise is {tau_rise} and tau_decay {tau_decay}; the rise is faster '
                 'than the decay. Expon has one time constant.'
             )
-        peak = q ** (q / (1 - q)) - q ** (1 / (1 - q))
-        self._peak = numbers('DualExpon', 'the highest conductance', peak, self.in_size)
+        self.let_learn(self.learning(learn), self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         self._check_unit(x, states[0])
         d = self._left('tau_decay') * states[0] + x
         r = self._left('tau_rise') * states[1] + x
-        return (d - r) / self._peak, (d, r)
+        q = u.maybe_decimal(self.tau_rise / self.tau_decay)
+        return (d - r) / (q ** (q / (1 - q)) - q ** (1 / (1 - q))), (d, r)
 
 
 class STP(Synapse):
@@ -182,7 +197,7 @@ class STP(Synapse):
 
     Parameters
     ----------
-    U : float
+    U : float or array of one for each unit
         Part of the resources that the first spike uses, between 0 and 1.
     tau_f : float, Quantity, array of one for each unit, or None
         Time constant of facilitation (see :class:`Expon`). ``None``: :math:`u_t = U`, so there is
@@ -207,21 +222,27 @@ class STP(Synapse):
     [0.5, 0.252, 0.13]
     """
 
+    constants = Constants({'U': SHARE, 'tau_f': POSITIVE, 'tau_d': POSITIVE})
+
     def __init__(
         self,
         in_size: Size,
-        U: float = 0.15,
+        U: Any = 0.15,
         tau_f: Any = 1500.0,
         tau_d: Any = 200.0,
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         use = {} if tau_f is None else {'u': ZERO}
         super().__init__(in_size, name, x=filled(1.0), **use)
-        self.U, self.tau_d = plain('STP', 'U', U), self._time('tau_d', tau_d)
-        if not 0 < self.U <= 1:
+        self.U = plain('STP', 'U', U, self.in_size)
+        self.tau_d = self._time('tau_d', tau_d)
+        if not (np.all(self.U > 0) and np.all(self.U <= 1)):
             raise OptionError(f'STP: U is {U}; it is a part of the resources, in (0, 1].')
         self.tau_f = None if tau_f is None else self._time('tau_f', tau_f)
-        one_clock('STP', tau_f=tau_f, tau_d=tau_d)
+        one_clock('STP', tau_f=self.tau_f, tau_d=self.tau_d)
+        self.let_learn(self.learning(learn), self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above; here ``x`` are the spikes."""
@@ -238,8 +259,18 @@ class STP(Synapse):
         return output, (resources - output, *use)
 
 
-class Output(HasNumbers, brainstate.nn.Module):
+class Output(HasConstants, brainstate.nn.Module):
     """What makes a current of the state g of a synapse; it has no states."""
+
+    def _let_learn(self, learn: Learn) -> None:
+        """Let the number learn, one for each target."""
+        for name in self.learning(learn):
+            if not np.shape(value := getattr(self, name)):
+                raise OptionError(
+                    f'{type(self).__name__}: {name} is {value} and learns; give an array of one '
+                    'for each target, whose number this module does not know.'
+                )
+            self.let_learn((name,), np.shape(value))
 
     def _of_targets(self, name: str, g: Any) -> Any:
         """A number of this module, if it is one for all targets or one for each."""
@@ -277,9 +308,12 @@ class CUBA(Output):
     [2.0, 2.0, 2.0]
     """
 
-    def __init__(self, scale: Any = 1.0, name: str | None = None):
+    constants = Constants({'scale': REAL})
+
+    def __init__(self, scale: Any = 1.0, name: str | None = None, *, learn: Learn = ()):
         super().__init__(name=name)
         self.scale = scale if isinstance(scale, u.Unit) else numbers('CUBA', 'scale', scale, None)
+        self._let_learn(learn)
 
     def update(self, g: Any, V: Any = None) -> Any:
         """The current, of the shape of ``g``; ``V`` is not read."""
@@ -317,9 +351,12 @@ class COBA(Output):
     [120.0]
     """
 
-    def __init__(self, E: Any, name: str | None = None):
+    constants = Constants({'E': REAL})
+
+    def __init__(self, E: Any, name: str | None = None, *, learn: Learn = ()):
         super().__init__(name=name)
         self.E = numbers('COBA', 'E', E, None)
+        self._let_learn(learn)
 
     def update(self, g: Any, V: Any = None) -> Any:
         """The current, of the shape of ``g`` and ``V``."""

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._signatures import ShowsArguments
 from ..errors import EtpUnitError, OptionError
-from ._docs import Documented
 
 
 def is_real(value: Any) -> bool:
@@ -36,28 +34,26 @@ def refuse_state(owner: str, name: str, value: Any) -> None:
     """Refuse a parameter, or another state, where a number is due."""
     if isinstance(value, brainstate.State):
         raise OptionError(
-            f'{owner}: {name} is a {type(value).__name__}; give numbers, which do not learn. For '
-            f'one that learns, write a subclass whose step reads a parameter of another name by '
-            'braintrace.element_wise (docs/reference/layers.md, "A time constant that learns").'
+            f'{owner}: {name} is a {type(value).__name__}; give numbers. Those that learn are '
+            "named by `learn`, such as learn='tau'."
         )
 
 
-class HasNumbers(Documented, ShowsArguments):
-    """A base whose subclasses keep numbers, in the place of which no state is set later."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if is_real(u.get_magnitude(vars(self).get(name))):
-            refuse_state(type(self).__name__, name, value)
-        super().__setattr__(name, value)
+def in_unit(value: Any, unit: Any) -> Any:
+    """The same in another unit of its kind."""
+    number = u.maybe_decimal(value / (1.0 * unit))
+    return number if unit == u.UNITLESS else number * unit
 
 
 def numbers(
     owner: str, name: str, value: Any, shape: tuple[int, ...] | None = (), *, finite: bool = True
 ) -> Any:
     """One number, or an array that broadcasts to ``shape`` (None: any), in the float type of the
-    states and with its unit.
+    states and with its unit; an initialiser draws one of ``shape``.
     """
     refuse_state(owner, name, value)
+    if callable(value) and shape:
+        value = value(shape)
     unit, number = u.get_unit(value), u.get_magnitude(value)
     wanted = f', or an array of shape {shape}' if shape else ', or an array' * (shape is None)
     if not is_real(number):

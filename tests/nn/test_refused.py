@@ -24,6 +24,9 @@ def sparse(data=(1.0, 2.0, 3.0)):
     return u.sparse.COO((jnp.asarray(data), *PLACES), shape=(3, 5))
 
 
+EYE = u.sparse.COO.fromdense(jnp.array([[-1.0, 0.0], [0.0, -1.0]]))
+
+
 def signed(w_sign=None, **options):
     return lambda: nn.SignedWLinear(2, 3, w_sign=w_sign, **options)
 
@@ -170,9 +173,12 @@ SYNAPSES = {
     r'Expon: in_size is \(3, 0\)': lambda: nn.Expon((3, 0)),
     'the rise is faster': lambda: nn.DualExpon(3, 2.0, 2.0),
     'EtpUnitError: DualExpon: .*both with a unit': lambda: nn.DualExpon(3, 5 * u.ms, 2.0),
+    'SparseLinear: data is -1.0 at': lambda: nn.SparseLinear(EYE, w_sign=np.array([[1], [-1]])),
+    r'SparseLinear: w_sign has shape \(3,\)': lambda: nn.SparseLinear(EYE, w_sign=np.ones(3)),
+    'SparseLinear: w_sign is 0.5': lambda: nn.SparseLinear(EYE, w_sign=np.full(2, 0.5)),
     'U is 1.5': lambda: nn.STP(3, U=1.5),
     'U is None; give one number': lambda: nn.STP(3, U=None),
-    r'U has shape \(2,\)': lambda: nn.STP(2, U=np.ones(2)),
+    r'U has shape \(2,\)': lambda: nn.STP(3, U=np.ones(2)),
     'EtpUnitError: STP: U is 0.5 mV; it has to be': lambda: nn.STP(3, U=0.5 * u.mV),
     'tau_d is None; give one': lambda: nn.STP(3, tau_d=None),
     r'tau is \[5.0, 8.0\]; .*array': of_kind(nn.Expon, tau=[5.0, 8.0]),

@@ -50,7 +50,7 @@ def affine(ops, p, x):
 
 
 def signed(ops, w, x):
-    return x @ (ops.abs(w) * SIGNS)
+    return x @ (ops.abs(w) * SIGNS * MASK)
 
 
 DALE = np.repeat([1, 1, -1], [3, 4, 1])[:, None]
@@ -89,6 +89,17 @@ def sparse(ops, p, x):
     products = [sum(x[..., PLACES[0][k]] * p['weight'][k] for k in ks) for ks in columns]
     zero = 0 * x[..., 0]
     return ops.stack([product + zero for product in products], -1) + p['bias']
+
+
+def signed_matrix():
+    matrix = sparse_matrix()
+    signs = np.broadcast_to(SIGNS, (3, 5))[PLACES]
+    return u.sparse.COO((jnp.abs(matrix.data) * signs, matrix.row, matrix.col), shape=(3, 5))
+
+
+def sparse_signed(ops, p, x):
+    signs = np.broadcast_to(SIGNS, (3, 5))[PLACES]
+    return sparse(ops, {'weight': ops.abs(p['weight']) * signs, 'bias': 0.0}, x)
 
 
 def make_lora():
@@ -157,7 +168,7 @@ ROWS = [
         affine,
         x=(4, 3),
     ),
-    row('signed', lambda: nn.SignedWLinear(3, 5, w_sign=SIGNS), signed),
+    row('signed', lambda: nn.SignedWLinear(3, 5, w_sign=SIGNS, w_mask=MASK), signed),
     Row(
         'signed_recurrent',
         lambda: Leaky(nn.SignedWLinear(8, 5, w_sign=DALE), True),
@@ -171,6 +182,7 @@ ROWS = [
     ),
     row('scaled_ws', lambda: nn.ScaledWSLinear(3, 5, b_init=NORMAL, w_mask=MASK), standardised),
     row('sparse', lambda: nn.SparseLinear(sparse_matrix(), NORMAL), sparse),
+    row('sparse_signed', lambda: nn.SparseLinear(signed_matrix(), w_sign=SIGNS), sparse_signed),
     Row('lora', lambda: Leaky(make_lora()), lora, exact=True),
     row('grouped', lambda: nn.GroupedLinear(2, 3, 4, b_init=NORMAL), grouped, x=(2, 3)),
     row(
