@@ -14,6 +14,7 @@ from .._etrace_op import element_wise
 from ._arguments import XAVIER, ZERO, Default, Init, Size, first_value
 from ._base import GatedCell, Gates
 from ._cells import join
+from ._constants import POSITIVE, Constants, Learn
 from ._time import check_time, decay, plain
 
 NORMAL = Default('Normal')
@@ -42,6 +43,7 @@ class CTRNNCell(GatedCell):
     """
 
     maps = {'W': Gates()}
+    constants = Constants({'tau': POSITIVE})
 
     def __init__(
         self,
@@ -53,9 +55,12 @@ class CTRNNCell(GatedCell):
         state_init: Init = ZERO,
         activation: str | Callable = 'tanh',
         name: str | None = None,
+        *,
+        learn: Learn = (),
     ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.tau = check_time('CTRNNCell', 'tau', tau, self.out_size, finite=True)
+        self.let_learn(self.learning(learn), self.out_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         (h,) = states

@@ -138,9 +138,16 @@ def test_gradients_are_those_of_reverse_mode_by_the_constants(name):
     assert_moves(want)
 
 
-def test_recurrence_is_cut_as_for_weights():
+RECURRENT = {
+    'alif': lambda: Net(PARTS['alif'](True), own=True),
+    'ctrnn': lambda: Net(nn.CTRNNCell(N, N, TAUS, learn=True)),
+}
+
+
+@pytest.mark.parametrize('name', RECURRENT)
+def test_recurrence_is_cut_as_for_weights(name):
     xs, ys = data()
-    learner = braintrace.compile(Net(PARTS['alif'](True), own=True), 'd_rtrl', xs[0], batch_size=2)
+    learner = braintrace.compile(RECURRENT[name](), 'd_rtrl', xs[0], batch_size=2)
     got = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum')
     learner.reset_state()
     online, *start = learner.pure()
