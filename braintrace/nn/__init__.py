@@ -28,7 +28,7 @@ from ._legendre import LMUCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._load import load_weights
 from ._lstm import LSTMCell, URLSTMCell
-from ._matrix_memory import GLACell, MambaCell
+from ._matrix_memory import DeltaNetCell, GLACell, MambaCell
 from ._neurons import ALIF, BRF, GIF, IF, LIF, AdLIF
 from ._projection import Projection
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
@@ -48,6 +48,7 @@ __all__ = [
     'Conv1d',
     'Conv2d',
     'Conv3d',
+    'DeltaNetCell',
     'DualExpon',
     'ELSTMCell',
     'Embedding',

@@ -37,6 +37,7 @@ class StatefulLayer(HasConstants, brainstate.nn.Module):
     """
 
     first_values: dict[str, tuple[Init, tuple[int, ...]]]
+    kinds: ClassVar[Mapping[str, type[brainstate.HiddenState]]] = {}  # that are no plain states
     plain_input: ClassVar[bool] = False  # whether an input with a unit is refused
 
     @property
@@ -50,7 +51,8 @@ class StatefulLayer(HasConstants, brainstate.nn.Module):
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the states, with a leading axis of ``batch_size`` if that is given."""
         for name in self.first_values:
-            setattr(self, name, brainstate.HiddenState(self._initial(name, batch_size)))
+            kind = self.kinds.get(name, brainstate.HiddenState)
+            setattr(self, name, kind(self._initial(name, batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Set the states back to their first values, for ``batch_size`` samples."""

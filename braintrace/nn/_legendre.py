@@ -81,8 +81,8 @@ class LMUCell(RecurrentLayer):
     ((2, 8), (2, 1, 6))
     """
 
-    m: brainstate.HiddenGroupState
     state_names = ('h', 'm')
+    kinds = {'m': brainstate.HiddenGroupState}
     plain_input = True
 
     def __init__(
@@ -116,11 +116,6 @@ class LMUCell(RecurrentLayer):
             del self.first_values['h']
         read = self.num_in + window + self.num_out * self.recurrent
         self.W = Linear(read, self.num_out, w_init=w_init, b_init=b_init)
-
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the states, with a leading axis of ``batch_size`` if that is given."""
-        super().init_state(batch_size)
-        self.m = brainstate.HiddenGroupState(self.m.value)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         *h, m = states

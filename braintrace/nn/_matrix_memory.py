@@ -1,5 +1,5 @@
-"""Cells whose state is a matrix for each sample, moved on element by element: D_RTRL is exact for
-them.
+"""Cells whose state is a matrix for each sample. D_RTRL is exact for those that move it on element
+by element.
 """
 
 from __future__ import annotations
@@ -81,12 +81,7 @@ class GLACell(RecurrentLayer):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name)
-        keys = self.num_out if key_size is None else features(key_size, 'GLACell: key_size')
-        if not is_int(heads, 1) or keys % heads or self.num_out % heads:
-            raise OptionError(
-                f'GLACell: heads is {heads!r}; give a divisor of key_size={keys} and of '
-                f'out_size={self.num_out}.'
-            )
+        keys = keys_of('GLACell', key_size, self.num_out, heads)
         self.heads, self.decay = heads, None if decay is None else _constant(decay, heads)
         self.first_values = {'S': (state_init, (heads, keys // heads, self.num_out // heads))}
         self.Wq, self.Wk = (Linear(in_size, keys, w_init=w_init, b_init=None) for _ in range(2))
@@ -95,16 +90,28 @@ class GLACell(RecurrentLayer):
             self.Wa = Linear(in_size, keys, w_init=w_init, b_init=b_init)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        q, k, v = (self._in_heads(of_x(x)) for of_x in (self.Wq, self.Wk, self.Wv))
+        q, k, v = (in_heads(of_x(x), self.heads) for of_x in (self.Wq, self.Wk, self.Wv))
         if self.decay is None:
-            decay = sigmoid(self._in_heads(self.Wa(x))) ** (1 / 16)
+            decay = sigmoid(in_heads(self.Wa(x), self.heads)) ** (1 / 16)
         else:
             decay = jnp.asarray(self.decay, k.dtype)[:, None]
         S = decay[..., None] * states[0] + k[..., :, None] * v[..., None, :]
         return (q[..., None] * S).sum(-2).reshape(*x.shape[:-1], self.num_out), (S,)
 
-    def _in_heads(self, y: Any) -> Any:
-        return y.reshape(*y.shape[:-1], self.heads, -1)
+
+def in_heads(y: Any, heads: int) -> Any:
+    return y.reshape(*y.shape[:-1], heads, -1)
+
+
+def keys_of(owner: str, key_size: Size | None, num_out: int, heads: int) -> int:
+    """The number of keys of all heads."""
+    keys = num_out if key_size is None else features(key_size, f'{owner}: key_size')
+    if not is_int(heads, 1) or keys % heads or num_out % heads:
+        raise OptionError(
+            f'{owner}: heads is {heads!r}; give a divisor of key_size={keys} and of '
+            f'out_size={num_out}.'
+        )
+    return keys
 
 
 def _constant(decay: Any, heads: int) -> np.ndarray:
@@ -115,6 +122,80 @@ def _constant(decay: Any, heads: int) -> np.ndarray:
             'heads. Leave it out for a gate that the input opens.'
         )
     return np.broadcast_to(found, (heads,))
+
+
+class DeltaNetCell(RecurrentLayer):
+    r"""Linear attention that writes by the delta rule (Schlag et al., 2021, arXiv:2102.11174; with
+    keys of length 1, Yang et al., 2024, arXiv:2406.06484).
+
+    .. math::
+        S_t = S_{t-1} + \beta_t\, k_t\, (v_t - S_{t-1}^\top k_t)^\top \qquad o_t = S_t^\top q_t
+
+    with :math:`q_t = x_t W_q` and :math:`k_t = x_t W_k`, each divided by its length,
+    :math:`v_t = x_t W_v` and :math:`\beta_t = \sigma(x_t W_\beta + b)`, in each head by itself.
+    What the memory has for a key is taken away, so far as the new value is written.
+
+    Rows of S meet where the key reads it, and keys meet in their length. What runs through these
+    two is left out of the traces, and ``learner.report`` lists both; an exact window holds it.
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I, and of outputs O: the values of all heads.
+    key_size : int, optional
+        Number of keys of all heads; O by default.
+    heads : int
+        Number of heads H, a divisor of both.
+    w_init, b_init : initializer or array
+        Weights of shape (I, keys), (I, O) or (I, H), and the bias of :math:`\beta` of shape (H,).
+    state_init : initializer, array or float
+        First value of the state ``S`` of shape (H, keys / H, O / H).
+
+    Raises
+    ------
+    OptionError
+        ``heads`` does not divide the sizes.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import DeltaNetCell
+    >>> cell = DeltaNetCell(3, 8, key_size=4, heads=2)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape, cell.S.value.shape
+    ((5, 8), (5, 2, 2, 4))
+    """
+
+    state_names = ('S',)
+    plain_input = True
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        key_size: Size | None = None,
+        heads: int = 1,
+        w_init: Init = KAIMING,
+        b_init: Init = ZERO,
+        state_init: Init = ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, state_init, name)
+        keys = keys_of('DeltaNetCell', key_size, self.num_out, heads)
+        self.heads = heads
+        self.first_values = {'S': (state_init, (heads, keys // heads, self.num_out // heads))}
+        self.Wq, self.Wk = (Linear(in_size, keys, w_init=w_init, b_init=None) for _ in range(2))
+        self.Wv = Linear(in_size, out_size, w_init=w_init, b_init=None)
+        self.Wb = Linear(in_size, heads, w_init=w_init, b_init=b_init)
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        (S,) = states
+        q, k, v = (in_heads(of_x(x), self.heads) for of_x in (self.Wq, self.Wk, self.Wv))
+        q, k = (y / jnp.sqrt((y**2).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+        told = (k[..., None] * S).sum(-2)
+        key = (sigmoid(self.Wb(x))[..., None] * k)[..., None]
+        S = S + key * v[..., None, :] - key * told[..., None, :]  # apart: v has a trace of its own
+        return (q[..., None] * S).sum(-2).reshape(*x.shape[:-1], self.num_out), (S,)
 
 
 class MambaCell(RecurrentLayer):

@@ -22,9 +22,9 @@ from braintrace_receipts import RULES
 from braintrace_receipts.command import parser
 from braintrace_receipts.schema import SCHEMAS
 from tests.docs.test_docstrings import MODULES, PUBLIC, parameters
-from tests.nn.rows import cells, diagonal, matrix_memory
+from tests.nn.rows import cells, diagonal, legendre, matrix_memory
 
-OF_CELLS = cells, diagonal, matrix_memory
+OF_CELLS = cells, diagonal, legendre, matrix_memory
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, PICTURES = ROOT / 'docs', ROOT / 'docs' / 'pictures'
 

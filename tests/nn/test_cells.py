@@ -143,3 +143,19 @@ def test_a_legendre_memory_tells_what_was_in_its_window(delay):
 def test_a_long_window_of_many_polynomials_is_stable():
     cell = nn.LMUCell(1, 1, 64, 500)
     assert np.abs(np.linalg.eigvals(cell.A)).max() < 1
+
+
+def test_the_delta_rule_replaces_what_the_memory_had_for_a_key():
+    """By hand: keys of length 1, and a gate that is open; the second value takes the first's
+    place.
+    """
+    eye = np.eye(2)
+    cell = nn.DeltaNetCell(4, 2, w_init=0.0, b_init=50.0)
+    for name, weight in (('Wq', np.r_[eye, 0 * eye]), ('Wv', np.r_[0 * eye, eye])):
+        getattr(cell, name).weight.value = {'weight': jnp.asarray(weight, 'float32')}
+    cell.Wk.weight.value = cell.Wq.weight.value
+    cell.init_state()
+    for key, value in (((3, 0), (1, 2)), ((0, 5), (3, 4)), ((2, 0), (7, 8))):
+        told = cell(jnp.array([*key, *value], 'float32'))
+        np.testing.assert_allclose(told, value, rtol=1e-5)
+    np.testing.assert_allclose(cell.S.value[0], [[7, 8], [3, 4]], rtol=1e-5)

@@ -160,6 +160,10 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         lambda: nn.GLACell(IN, OUT),
         linear(None, **dict.fromkeys(('Wq', 'Wk', 'Wv'), kaiming(IN))) | linear(Wa=kaiming(IN)),
     ),
+    'DeltaNetCell': (
+        lambda: nn.DeltaNetCell(IN, OUT, heads=16),
+        linear(None, **dict.fromkeys(('Wq', 'Wk', 'Wv'), kaiming(IN))) | linear(Wb=kaiming(IN)),
+    ),
     'MambaCell': (
         lambda: nn.MambaCell(IN, 128),
         linear(None, WB=kaiming(IN), WC=kaiming(IN))

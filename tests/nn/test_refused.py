@@ -147,6 +147,9 @@ CELLS = {
     'heads is 0': attention(heads=0),
     r'decay is 1.5; give a number in \(0, 1\]': attention(decay=1.5),
     'one for each of the 2 heads': attention(heads=2, decay=[0.9, 0.9, 0.9]),
+    'DeltaNetCell: heads is 3; give a divisor of key_size=8': lambda: nn.DeltaNetCell(
+        2, 8, heads=3
+    ),
     'GLACell: key_size': attention(key_size=0),
     'state_size': lambda: nn.MambaCell(3, state_size=0),
 }

@@ -142,7 +142,8 @@ def test_a_size_that_is_not_one_positive_int_is_refused(kind):
             kind(3, size)
 
 
-PLAIN = [nn.GRUCell, nn.LTCCell, nn.MinGRUCell, nn.S5Cell, nn.RTUCell, nn.GLACell, nn.MambaCell]
+PLAIN = [nn.GRUCell, nn.LTCCell, nn.MinGRUCell, nn.S5Cell, nn.RTUCell, nn.GLACell, nn.DeltaNetCell]
+PLAIN += [nn.MambaCell]
 
 
 @pytest.mark.parametrize('kind', PLAIN)

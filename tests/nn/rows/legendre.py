@@ -49,6 +49,7 @@ def cell(recurrent):
 
 
 ROWS = [
+    Row('lmu_of_input', lambda: cell(False), legendre(False), exact=True),
     Row(
         'lmu',
         lambda: cell(True),
@@ -56,5 +57,4 @@ ROWS = [
         groups=(('m',), ('h',)),
         owner={'W.weight': 1},
     ),
-    Row('lmu_of_input', lambda: cell(False), legendre(False), exact=True),
 ]

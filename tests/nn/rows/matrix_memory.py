@@ -32,6 +32,23 @@ def attention(decay=None):
     return formula
 
 
+def delta(ops, p, s, x):
+    """As a product with ``1 - beta k k^T``, in one head after another."""
+    old = s['S']
+    heads, keys, values = old.shape[-3:]
+
+    def of(name, size):
+        return affine(ops, p[f'{name}.weight'], x).reshape(*x.shape[:-1], heads, size)
+
+    q, k, v = of('Wq', keys), of('Wk', keys), of('Wv', values)
+    length = lambda y: ops.sqrt((y * y).sum(-1) + 1e-6)[..., None]
+    q, k = (y / ops.mixing(length, y) for y in (q, k))
+    beta = ops.sigmoid(of('Wb', 1))[..., None]
+    told = ops.mixing(lambda k, S: (k[..., None] * S).sum(-2), k, ops.cut(old))
+    S = ops.new('S', old + beta * k[..., None] * (v - told)[..., None, :])
+    return (q[..., None] * S).sum(-2).reshape(*x.shape[:-1], heads * values), {'S': S}
+
+
 def mamba(ops, p, s, x):
     delta = ops.softplus(affine(ops, p['Wd.weight'], x))
     a = ops.element_wise(p['A_log'], lambda a: -ops.exp(a))
@@ -49,5 +66,6 @@ ROWS = [
         attention(DECAY),
         exact=True,
     ),
+    Row('delta', lambda: nn.DeltaNetCell(3, 6, 4, heads=2, **BIAS), delta, cut_bptt=False),
     Row('mamba', lambda: nn.MambaCell(3, 2, **START), mamba, exact=True),
 ]
