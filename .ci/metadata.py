@@ -22,6 +22,7 @@ class Metadata(MetadataHookInterface):
             'Changelog': f'{address}/blob/main/CHANGELOG.md',
         }
         text = (Path(self.root) / 'README.md').read_text(encoding='utf-8')
+        text = text.replace(self.config['repository'], address)
         text = re.sub(r'(src=")(?!https?:)', rf'\g<1>{address}/raw/main/', text)
         text = re.sub(r'(\]\()(?!https?:|#)', rf'\g<1>{address}/blob/main/', text)
         metadata['readme'] = {'content-type': 'text/markdown', 'text': text}

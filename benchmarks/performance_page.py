@@ -533,10 +533,8 @@ def values_of(found: dict, machine: str) -> dict[str, str]:
 
 
 def page(found: dict, machine: str) -> str:
-    """The page, whose summary is the table of README."""
-    values = values_of(found, machine)
-    costs = filled('costs.in.md', values).split('\n\n')[1]
-    return filled('performance.in.md', values | {'costs': costs})
+    """The page."""
+    return filled('performance.in.md', values_of(found, machine))
 
 
 def readme(text: str, found: dict, machine: str) -> str:
