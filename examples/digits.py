@@ -166,7 +166,8 @@ class Data:
 @dataclass
 class Result:
     """The results of one method: test accuracy after each epoch (seeds, epochs), seconds per run,
-    the mean cosine of its gradient with backpropagation's at the epochs' ends, bytes at both lengths.
+    the mean cosine of its gradient with backpropagation's at the ends of epochs, bytes at both
+    lengths.
     """
 
     accuracy: list[list[float]] = field(default_factory=list)
