@@ -38,6 +38,19 @@ def test_a_dropped_trace_leaves_the_key_to_go_on():
         assert_drawn_close(third, second)
 
 
+def test_units_are_no_samples_where_there_are_as_many():
+    """Else each unit would have the estimate of one sample."""
+
+    def cell(p, h, x):
+        h = braintrace.element_wise(p['decay'], jnp.tanh) * h + braintrace.matmul(x, p['w'])
+        return h, h
+
+    for units in (2, 3):  # of a batch of 2
+        params = {'decay': jnp.ones(units), 'w': jnp.ones((4, units))}
+        state = functional.online(cell, uoro()).init(params, jnp.ones((2, units)), jnp.ones((2, 4)))
+        assert state.trace['decay']['all']['weight'].shape == (2, units)
+
+
 # -- the mean over seeds ---------------------------------------------------------------------------
 
 

@@ -524,10 +524,13 @@ def as_one_group(graph: ETraceGraph) -> ETraceGraph:
     reads = ((True,) * len(states),) * len(states)
     group = HiddenGroup('all', paths, states, shape, avals[0].dtype, graph.derived.states, reads)
     relations = []
+    # weights that are y, of which each sample has its own, as coordinates know and no shape tells
+    laned = {pair[0].key for pair in graph.pairs if pair[4] and not pair[2].added}
     for op, _ in _own(graph):
         # an op without lanes has an entry for each of them, as if its y were added an axis
         own, front = op.y_aval.shape, shape[:-1]
-        added = int(bool(front) and own[:1] != front)
+        together = own[:1] == front and not (op.is_its_weight and op.key not in laned)
+        added = int(bool(front) and not together)
         coords = Coordinates((*front[:added], *own), shape, None, added)
         relations.append(Relation(op, (group,), (coords,), _paths(graph, op), False))
     return _rescoped(graph, relations, None, {})

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._compiler import ETraceGraph, OpUse, is_complex
+from ..._compiler import ETraceGraph, OpUse, Relation, is_complex
 from ..._executor import Factors, apply, dot, filled
 from ..._rules import (
     Pair,
@@ -241,7 +241,7 @@ class OneProduct(Stepwise):
         avals = {program.carry_names[c]: program.avals[program.carry[c]] for c in graph.states}
 
         def zeros(pair: Pair) -> dict:
-            front = () if lanes is None or has_lanes(pair.op, lanes) else (lanes,)
+            front = () if lanes is None or has_lanes(pair.relation) else (lanes,)
             return {
                 n: jnp.zeros((*front, *w.shape), entry_dtype(graph, pair, w.dtype))
                 for n, w in pair.op.weight_avals.items()
@@ -276,8 +276,8 @@ class OneProduct(Stepwise):
         uncut = executor.uncut(*at)
         _, sent = uncut.pull(signs)
         lanes = self.lanes(graph)
-        together = lambda op: lanes is None or leads(op, lanes) or has_lanes(op, lanes)
-        apart = [op.key for op in _traced(graph) if not together(op)]
+        together = lambda rel: lanes is None or leads(rel.op, lanes) or has_lanes(rel)
+        apart = [rel.key for rel in graph.hidden_param_op_relations if not together(rel)]
         if apart:
 
             def of_lane(b):
@@ -295,8 +295,8 @@ class OneProduct(Stepwise):
         key, _ = jax.random.split(trace[KEY])
         _, m = self._alive(graph, trace, t)
         new = {
-            op.key: _by_lane(op, lanes, x.get(op.key), sent[op.key], network.weights[op.key])
-            for op in _traced(graph)
+            rel.key: _by_lane(rel, lanes, x.get(rel.key), sent[rel.key], network.weights[rel.key])
+            for rel in graph.hidden_param_op_relations
         }
         moved, signs = made['moved'], made['signs']
         norm = partial(norms, lanes=None if lanes is None else 0)
@@ -333,14 +333,17 @@ class OneProduct(Stepwise):
         total = sum(products)
         total = total[0] if lanes is None else total
 
-        def history(op: OpUse, e):
+        def history(relation: Relation, e):
             if lanes is None:
                 return total * e
-            if has_lanes(op, lanes):
+            if has_lanes(relation):
                 return total.astype(e.dtype).reshape(lanes, *(1 for _ in e.shape[1:])) * e
             return jnp.tensordot(total.astype(e.dtype), e, 1)
 
-        return {op.key: {n: history(op, e) for n, e in m[op.key].items()} for op in _traced(graph)}
+        return {
+            rel.key: {n: history(rel, e) for n, e in m[rel.key].items()}
+            for rel in graph.hidden_param_op_relations
+        }
 
 
 def _check_lanes(graph: ETraceGraph) -> None:
@@ -360,10 +363,6 @@ def _check_lanes(graph: ETraceGraph) -> None:
     )
 
 
-def _traced(graph: ETraceGraph) -> list[OpUse]:
-    return [r.op for r in graph.hidden_param_op_relations]
-
-
 def leads(op: OpUse, lanes: int) -> bool:
     """Whether the lanes are axis 0 of an op's x and y, and the op acts lane by lane."""
     fold = op.primitive.fold_axes
@@ -372,14 +371,17 @@ def leads(op: OpUse, lanes: int) -> bool:
     return leading and op.x_aval.shape[:1] == op.y_aval.shape[:1] == (lanes,)
 
 
-def has_lanes(op: OpUse, lanes: int) -> bool:
+def has_lanes(relation: Relation) -> bool:
     """Whether the lanes are axis 0 of an op's weight, each of which makes its own lane of y."""
-    return op.is_its_weight and op.y_aval.shape[:1] == (lanes,)
+    return relation.op.is_its_weight and not relation.coordinates[0].added
 
 
-def _by_lane(op: OpUse, lanes: int | None, x, d: jax.Array, weights: dict) -> dict[str, Any]:
+def _by_lane(
+    relation: Relation, lanes: int | None, x, d: jax.Array, weights: dict
+) -> dict[str, Any]:
     """``d (x) x`` in the layout of the weights, for each lane."""
-    if lanes is None or has_lanes(op, lanes):
+    op = relation.op
+    if lanes is None or has_lanes(relation):
         return op_gradient(op, None if x is None else x[None], d[None], weights)
     if not leads(op, lanes):  # d has the lanes in front
         return jax.vmap(
