@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -473,6 +474,15 @@ class ETraceGraph:
             self,
             ops=tuple(ops.values()),
             hidden_param_op_relations=tuple(replace(r, op=ops[r.key]) for r in relations),
+        )
+
+    def restricted(self, keys: Set[str]) -> ETraceGraph:
+        """The graph with these ops and their relations alone."""
+        relations = self.hidden_param_op_relations
+        return replace(
+            self,
+            ops=tuple(op for op in self.ops if op.key in keys),
+            hidden_param_op_relations=tuple(r for r in relations if r.key in keys),
         )
 
     def batch_axis(self, group: HiddenGroup) -> int | None:

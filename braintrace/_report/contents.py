@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from .._compiler import (
     members,
     readers,
 )
-from .._rules import entry_dtype, held_dtype, pairs
+from .._rules import ByPart, Rule, entry_dtype, held_dtype, pairs
 from ..errors import OptionError
 from .rows import (
     FORGETS,
@@ -63,12 +63,21 @@ def known(graph: ETraceGraph, rule: Any) -> tuple[str, Callable[[ETraceGraph], d
     return str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers
 
 
-def axis_lines(rule: Any) -> tuple[str, ...]:
+def axis_lines(graph: ETraceGraph, rule: Any) -> tuple[str, ...]:
     """A line for each axis of a rule that is not as by default and says nothing of what is left
-    out.
+    out, and for each of several rules the ops that learn by it.
     """
     scope = getattr(getattr(rule, 'view', None), 'scope', '')
-    return tuple(AXES[value] for value in (getattr(rule, 'credit', ''), scope) if value in AXES)
+    axes = tuple(AXES[value] for value in (getattr(rule, 'credit', ''), scope) if value in AXES)
+    return (*axes, *(rule.lines(graph) if isinstance(rule, ByPart) else ()))
+
+
+def forgotten(graph: ETraceGraph, rule: Any, remembers: bool) -> frozenset[str]:
+    """The ops whose gradients hold nothing of an earlier step under this rule."""
+    relations = graph.hidden_param_op_relations
+    if isinstance(rule, Rule):
+        return frozenset(r.key for r in relations if not rule.of_relation(r).remembers)
+    return frozenset(() if remembers else (r.key for r in relations))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -238,7 +247,7 @@ def parameter_rows(
     cuts: Sequence[CutRow],
     relations: Sequence[RelationRow],
     approximation: str,
-    remembers: bool,
+    forgotten: Set[str],
 ) -> tuple[ParameterRow, ...]:
     rows, program = [], graph.program
     # the parameters of ops that read a hidden state, as the reset gate of a GRU does
@@ -262,12 +271,12 @@ def parameter_rows(
         if own and approximation:
             lost.append(LeftOut('rule', approximation))
         lost += [lacks[rel.key] for rel in own if rel.key in lacks]
-        carried = remembers and any(rel.trace for rel in own)
+        carried = any(rel.trace and rel.key not in forgotten for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change
         first_use = (program.equations[i].where for i, _ in readers(program, value))
         meaning, advice = routes[path].row.meaning, routes[path].row.advice
-        if route.kind == 'trace' and not remembers:
+        if route.kind == 'trace' and all(rel.key in forgotten for rel in own):
             meaning, advice = FORGETS
         rows.append(
             ParameterRow(

@@ -232,11 +232,13 @@ def make_report(graph: ETraceGraph, rule: Any, share_of: Callable | None = None)
     return Report(
         rule=name,
         approximation='; '.join(dict.fromkeys(filter(None, [left_out, *here]))),
-        axes=contents.axis_lines(rule),
+        axes=contents.axis_lines(graph, rule),
         batch_size=contents.batch_size(graph),
         groups=contents.group_rows(graph, cuts),
         relations=relations,
-        parameters=contents.parameter_rows(graph, cuts, relations, left_out, remembers),
+        parameters=contents.parameter_rows(
+            graph, cuts, relations, left_out, contents.forgotten(graph, rule, remembers)
+        ),
         cuts=cuts,
         diagnostics=contents.diagnostic_rows(graph),
         graph=graph,

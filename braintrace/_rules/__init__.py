@@ -4,6 +4,7 @@ What is imported here is what a rule above this floor is made of, as those of
 ``braintrace/extra/_wide``.
 """
 
+from .by_part import ByPart, Parts
 from .contraction import (
     add_gradients,
     factored_gradient,

@@ -162,6 +162,15 @@ class DRTRL(PositionWise, Windowed):
         steps = steps._replace(p=after(read, t, steps.p))
         return _joined(_write(network, entries, steps, t), newest)
 
+    def restarted(self, graph, pending, dead):
+        return pending and pending.without(graph, dead)
+
+    def counting_in(self, graph, trace, pending, t):
+        steps = pending and pending.all(graph, t)
+        if steps is None:
+            return [(trace, t > 0)], []
+        return [(trace, steps.alive)], steps.spoiled(graph)
+
     # single steps ---------------------------------------------------------------------------------
 
     def update(self, network, trace, factors, t):

@@ -203,9 +203,10 @@ class Newest(NamedTuple):
 
     def lanes(self, graph: ETraceGraph) -> Newest:
         """The axis of the lanes in each array; -1 where there is none that is known."""
+        x, d, df = self.factors
+        graph = graph.restricted(df.keys())
         own = {pair.relation.key: pair.op for pair in pairs(graph)}
         axes = {g.name: graph.batch_axis(g) for g in graph.hidden_groups}
-        x, d, df = self.factors
 
         def each(axis: int | None, tree):
             return jax.tree.map(lambda _: -1 if axis is None else axis, tree)

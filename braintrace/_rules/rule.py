@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 import jax
 import numpy as np
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, Relation
 from .._executor import Executor, Factors, Signals, Steps, Vector
 from ..errors import OptionError
 from .feedback import Feedback, View
@@ -178,6 +178,10 @@ class Rule(ABC):
         """This rule, with another value of its view."""
         return replace(self, view=replace(self.view, **{name: value}))
 
+    def of_relation(self, relation: Relation) -> Rule:
+        """The rule by which the weights of an op with a trace learn."""
+        return self
+
     @final
     def check(self, graph: ETraceGraph) -> None:
         """Raise :class:`braintrace.errors.MissingRuleError` where a traced primitive lacks a rule
@@ -194,7 +198,12 @@ class Rule(ABC):
         rule, compiled = graph.seen or (None, graph)
         if rule == self:
             return graph
-        return replace(self.widened(self.view.of(compiled)), seen=(self, compiled))
+        return replace(self.widened(self.sees.of(compiled)), seen=(self, compiled))
+
+    @property
+    def sees(self) -> View:
+        """How the rule sees a step."""
+        return self.view
 
     @abstractmethod
     def widened(self, graph: ETraceGraph) -> ETraceGraph:
@@ -287,3 +296,15 @@ class Windowed(Rule):
         """The trace with all pending steps written into it. ``read``, results that were made of the
         old trace, are computed first, so that the write needs no copy.
         """
+
+    def restarted(self, graph: ETraceGraph, pending: Any, dead: jax.Array) -> Any:
+        """What is pending, without the lanes that start anew."""
+        return pending
+
+    def counting_in(
+        self, graph: ETraceGraph, trace: Trace, pending: Any, t: jax.Array
+    ) -> tuple[list[tuple[Trace, jax.Array]], list[jax.Array]]:
+        """The arrays that the next gradient reads, with the flags of the lanes in which they count,
+        and of each array of the pending steps the lanes in which a number is not finite.
+        """
+        return [(trace if pending is None else pending, t > 0)], []

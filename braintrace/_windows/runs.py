@@ -20,7 +20,6 @@ from .._rules import (
     Network,
     Rule,
     Stepwise,
-    Unwritten,
     Window,
     Windowed,
     add_gradients,
@@ -478,8 +477,8 @@ class Run:
         none = lambda: jnp.zeros(jax.eval_shape(look).shape, bool)
         flags = bad & jax.lax.cond(anywhere(bad), look, none)
         world, t = self.observer.reset(now.world, flags), jnp.where(flags, 0, now.t)
-        if isinstance(pending, Unwritten):
-            pending = pending.without(self.graph, flags)
+        if isinstance(self.rule, Windowed):
+            pending = self.rule.restarted(self.graph, pending, flags)
         return now._replace(world=world, t=t), pending, flags
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:

@@ -30,8 +30,8 @@ from .._rules import (
     Network,
     NoHistory,
     Rule,
-    Unwritten,
     Window,
+    Windowed,
     counting,
     not_finite,
     shared_pairs,
@@ -406,16 +406,15 @@ class ObservedStep:
         return Penalised(weight, (self.shares[1] * penalties).astype(loss.penalty.dtype))
 
     def spoiled(self, now: Moment, pending) -> jax.Array:
-        graph, (laned, _), found = self.graph, self.compiled.lane_paths, []
-        trace, alive = now.trace, now.t > 0
-        if isinstance(pending, Unwritten) and (steps := pending.all(graph, now.t)):
-            alive, found = steps.alive, steps.spoiled(graph)
-        elif pending is not None:
-            trace = pending
-        for path, e in flatten_paths(trace).items():
-            if not is_key(e):
-                bad = not_finite(e, 0 if path_name(('trace', *path)) in laned else None)
-                found.append(bad & (alive if bad.ndim else alive.any()))
+        graph, (laned, _), rule = self.graph, self.compiled.lane_paths, self.rule
+        stored, found = [(now.trace, now.t > 0)], []
+        if isinstance(rule, Windowed):
+            stored, found = rule.counting_in(graph, now.trace, pending, now.t)
+        for trace, alive in stored:
+            for path, e in flatten_paths(trace).items():
+                if not is_key(e):
+                    bad = not_finite(e, 0 if path_name(('trace', *path)) in laned else None)
+                    found.append(bad & (alive if bad.ndim else alive.any()))
         # what `carry0` has, such as the largest number so far, or is not put back counts as finite
         fresh = self.restart(now.world[0], jnp.array(True))
         pieces = map(self.compiled.program.apart, (now.world[0], fresh))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .._public_names import lacking as _lacking
 from .._rules import Rule, StepRule
 from ._factories import (
+    by_part,
     d_rtrl,
     e_prop,
     es_d_rtrl,
@@ -31,6 +32,7 @@ from ._factories import (
 __all__ = [
     'Rule',
     'StepRule',
+    'by_part',
     'd_rtrl',
     'e_prop',
     'es_d_rtrl',

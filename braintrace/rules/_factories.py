@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Literal
 
 import jax.numpy as jnp
 
-from .._rules import DRTRL, ESDRTRL, Feedback, NoHistory, Rule, View
+from .._rules import DRTRL, ESDRTRL, ByPart, Feedback, NoHistory, Parts, Rule, View
 from .._signatures import public, refuses
 from ..errors import OptionError
 from ..extra._wide import EveryPath, OneProduct, Reach, Signs
@@ -460,3 +461,51 @@ def ostl(recurrent: bool = True) -> Rule:
     if not isinstance(recurrent, bool):
         raise OptionError(f'recurrent is {recurrent!r}; give True or False.')
     return rtrl('each') if recurrent else d_rtrl()
+
+
+# several rules ------------------------------------------------------------------------------------
+#
+# Another rule for another part of a network.
+
+
+@public('braintrace.rules.by_part')
+def by_part(parts: Mapping[str, Rule], default: Rule) -> Rule:
+    r"""Another rule for another part of the network: each op's gradient is that of its own rule.
+
+    .. math:: \left(\frac{dL}{dw}\right)_{\text{by\_part}} =
+        \left(\frac{dL}{dw}\right)_{\text{rule of } w\text{'s op}}
+
+    as if the whole network learned by that rule alone. ``parts``: pattern -> rule. A pattern is the
+    key of an op as the report has it, the path of a parameter, or the name of a hidden group, which
+    means all ops that feed it. ``'layer'`` also means all below, ``'layer/...'``; ``*`` stands for
+    any text. Where several match, the first one counts. ``default``: the rule of all other ops.
+
+    The rules are :func:`d_rtrl`, :func:`es_d_rtrl`, :func:`ottt` and :func:`same_step`; those that
+    keep a trace have one ``scope`` and one ``credit``, since parts share the signal and the D of a
+    step. Memory is the sum over the parts, and each :func:`d_rtrl` with options of its own walks
+    back through a window once more. ``with_feedback`` is for the whole.
+
+    Raises :class:`braintrace.errors.OptionError` for other rules and for a part with a filter or a
+    feedback, and, when a step is compiled, for a pattern that matches nothing, or only what
+    patterns in front of it have.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> rules = braintrace.rules
+    >>> rule = rules.by_part({'Wz': rules.es_d_rtrl(0.9)}, default=rules.d_rtrl())
+    >>> model, x = braintrace.nn.GRUCell(2, 4), jnp.zeros((3, 2))
+    >>> learner = braintrace.compile(model, rule, x, batch_size=3)
+    >>> learner.report.axes
+    ('Wz/weight/weight by es_d_rtrl(0.9)', 'Wr/weight/weight, Wh/weight/weight by d_rtrl()')
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        raise OptionError(
+            f'parts is {parts!r}; give a dict pattern -> rule, such as '
+            "{'readout': braintrace.rules.same_step()}."
+        )
+    for pattern in parts:
+        if not isinstance(pattern, str) or not pattern:
+            raise OptionError(
+                f'a pattern of by_part is {pattern!r}; give the key of an op, the path of a '
+                "parameter or the name of a hidden group, such as 'readout/weight'."
+            )
+    return ByPart(Parts(parts.items()), default)

@@ -89,6 +89,7 @@ PRINTED = [
     rules.rtrl('each'),
     rules.signs('all', seed=3),
     rules.uoro('batch'),
+    rules.by_part({'a/*': rules.ottt(0.9), 'b': rules.same_step()}, rules.d_rtrl()),
 ]
 
 
