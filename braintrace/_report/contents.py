@@ -18,7 +18,7 @@ from .._compiler import (
     members,
     readers,
 )
-from .._rules import ByPart, Rule, entry_dtype, held_dtype, pairs
+from .._rules import ByPart, Rule, entry_dtype, held_dtype, pairs, rule_at
 from ..errors import OptionError
 from .rows import (
     FORGETS,
@@ -76,7 +76,7 @@ def forgotten(graph: ETraceGraph, rule: Any, remembers: bool) -> frozenset[str]:
     """The ops whose gradients hold nothing of an earlier step under this rule."""
     relations = graph.hidden_param_op_relations
     if isinstance(rule, Rule):
-        return frozenset(r.key for r in relations if not rule.of_relation(r).remembers)
+        return frozenset(r.key for r in relations if not rule_at(rule, r).remembers)
     return frozenset(() if remembers else (r.key for r in relations))
 
 

@@ -4,7 +4,7 @@ What is imported here is what a rule above this floor is made of, as those of
 ``braintrace/extra/_wide``.
 """
 
-from .by_part import ByPart, Parts
+from .by_part import ByPart, Parts, rule_at
 from .contraction import (
     add_gradients,
     factored_gradient,
@@ -40,6 +40,7 @@ from .pending import reset_later
 from .rule import (
     Network,
     OpGradients,
+    PendsWhole,
     Rule,
     Trace,
     Window,

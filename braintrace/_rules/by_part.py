@@ -11,7 +11,6 @@ from .._compiler import Diagnostic, ETraceGraph, OpUse, Relation
 from .._executor import Factors, Steps
 from ..errors import OptionError
 from .d_rtrl import NEWEST
-from .feedback import View
 from .layout import by_pair
 from .pending import Newest
 from .rule import Network, OpGradients, PositionWise, Rule, Trace, Window, Windowed
@@ -92,6 +91,7 @@ class ByPart(Windowed):
 
     parts: Parts
     default: Any
+    takes_scope: ClassVar[bool] = False
     name: ClassVar[str] = 'by_part'
     made_by: ClassVar[str] = 'by_part'
     approximation = ''
@@ -107,6 +107,9 @@ class ByPart(Windowed):
                     f'({" and ".join(map(repr, found))}): parts share the signal and the D of a '
                     f'step. Give all rules that keep a trace the same {axis}.'
                 )
+        if self._tracing:
+            view = replace(self.view, scope=self._tracing[0].view.scope)
+            object.__setattr__(self, 'view', view)
 
     @property
     def rules(self) -> tuple[Windowed, ...]:
@@ -133,13 +136,10 @@ class ByPart(Windowed):
     def remembers(self) -> bool:
         return any(rule.remembers for rule in self.rules)
 
-    @property
-    def sees(self) -> View:
-        return replace(self.view, scope=self._tracing[0].view.scope) if self.traces else self.view
-
     # which op is whose ----------------------------------------------------------------------------
 
-    def of_relation(self, relation: Relation) -> Windowed:
+    def at(self, relation: Relation) -> Windowed:
+        """The rule of an op that has a trace."""
         paths = (path for several in relation.paths.values() for path in several)
         names = {relation.key, *paths, *(group.name for group in relation.groups)}
         return next((r for pattern, r in self.parts if _matches(pattern, names)), self.default)
@@ -266,6 +266,11 @@ class ByPart(Windowed):
         """Each part, and the steps that are pending in it."""
         parts = self._split(graph)
         return zip(parts, (None,) * len(parts) if pending is None else pending, strict=True)
+
+
+def rule_at(rule: Rule, relation: Relation) -> Rule:
+    """The rule by which the weights of an op learn."""
+    return rule.at(relation) if isinstance(rule, ByPart) else rule
 
 
 def _check(where: str, rule: Any) -> None:

@@ -25,7 +25,7 @@ from .contraction import (
 )
 from .entries import OpTrace
 from .layout import Pair, by_op, by_pair, entry_dtype, pairs, reached, to_y, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
+from .rule import Network, OpGradients, PendsWhole, PositionWise, Trace, Window
 
 # factored traces ----------------------------------------------------------------------------------
 #
@@ -105,7 +105,7 @@ def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(PositionWise, Windowed):
+class ESDRTRL(PositionWise, PendsWhole):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 

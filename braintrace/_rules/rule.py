@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 import jax
 import numpy as np
 
-from .._compiler import ETraceGraph, Relation
+from .._compiler import ETraceGraph
 from .._executor import Executor, Factors, Signals, Steps, Vector
 from ..errors import OptionError
 from .feedback import Feedback, View
@@ -83,6 +83,7 @@ class Rule(ABC):
     required: ClassVar[tuple[str, ...]] = ()  # the slots of a primitive that the rule calls
     probes: ClassVar[bool] = False  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
+    takes_scope: ClassVar[bool] = True  # whether the call that makes it may name one
     filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
 
     @final
@@ -101,7 +102,8 @@ class Rule(ABC):
             for f in fields(self)
             if f.name != 'view' and (value := getattr(self, f.name)) != f.default
         ]
-        shown += [f'scope={self.view.scope!r}'] if self.view.scope != 'position' else []
+        own_scope = self.takes_scope and self.view.scope != 'position'
+        shown += [f'scope={self.view.scope!r}'] if own_scope else []
         call = f'{self.made_by or type(self).__name__}({", ".join(shown)})'
         call += f'.filtered({self.view.kappa!r})' if self.view.kappa else ''
         return f'{call}.with_feedback({self.view.feedback!r})' if self.view.feedback else call
@@ -178,10 +180,6 @@ class Rule(ABC):
         """This rule, with another value of its view."""
         return replace(self, view=replace(self.view, **{name: value}))
 
-    def of_relation(self, relation: Relation) -> Rule:
-        """The rule by which the weights of an op with a trace learn."""
-        return self
-
     @final
     def check(self, graph: ETraceGraph) -> None:
         """Raise :class:`braintrace.errors.MissingRuleError` where a traced primitive lacks a rule
@@ -198,12 +196,7 @@ class Rule(ABC):
         rule, compiled = graph.seen or (None, graph)
         if rule == self:
             return graph
-        return replace(self.widened(self.sees.of(compiled)), seen=(self, compiled))
-
-    @property
-    def sees(self) -> View:
-        """How the rule sees a step."""
-        return self.view
+        return replace(self.widened(self.view.of(compiled)), seen=(self, compiled))
 
     @abstractmethod
     def widened(self, graph: ETraceGraph) -> ETraceGraph:
@@ -297,14 +290,26 @@ class Windowed(Rule):
         old trace, are computed first, so that the write needs no copy.
         """
 
+    @abstractmethod
     def restarted(self, graph: ETraceGraph, pending: Any, dead: jax.Array) -> Any:
         """What is pending, without the lanes that start anew."""
-        return pending
 
+    @abstractmethod
     def counting_in(
         self, graph: ETraceGraph, trace: Trace, pending: Any, t: jax.Array
     ) -> tuple[list[tuple[Trace, jax.Array]], list[jax.Array]]:
         """The arrays that the next gradient reads, with the flags of the lanes in which they count,
         and of each array of the pending steps the lanes in which a number is not finite.
         """
+
+
+class PendsWhole(Windowed):
+    """A rule whose trace is small: what is pending is the whole trace after some steps."""
+
+    @final
+    def restarted(self, graph, pending, dead):
+        return pending
+
+    @final
+    def counting_in(self, graph, trace, pending, t):
         return [(trace if pending is None else pending, t > 0)], []

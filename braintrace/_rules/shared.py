@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax
 
 from .._compiler import ETraceGraph
+from .by_part import rule_at
 from .d_rtrl import DRTRL
 from .entries import OpTrace
 from .es_d_rtrl import ESDRTRL, alive_slots
@@ -25,7 +26,7 @@ def shared_pairs(rule: Rule, graph: ETraceGraph) -> list[Pair]:
     def is_shared(pair: Pair) -> bool:
         if pair.lane is None:
             return not graph.batch_axes.keys().isdisjoint(pair.group.states)
-        if isinstance(rule.of_relation(pair.relation), ESDRTRL) and pair.op.x is not None:
+        if isinstance(rule_at(rule, pair.relation), ESDRTRL) and pair.op.x is not None:
             return pair.rows_of_x is None
         lanes = (graph.lanes or 0,)
         return bool(slots) and not all(by_lane(pair, e, lanes) for e in pair.of(slots).values())
@@ -35,7 +36,7 @@ def shared_pairs(rule: Rule, graph: ETraceGraph) -> list[Pair]:
 
 def numbers_of(rule: Rule, pair: Pair, slots: dict, flags: jax.Array) -> Mapping:
     """The slots of a pair as numbers, zero but in the flagged lanes."""
-    rule, numbers = rule.of_relation(pair.relation), jax.tree.map(read, slots)
+    rule, numbers = rule_at(rule, pair.relation), jax.tree.map(read, slots)
     if isinstance(rule, DRTRL):
         own = OpTrace(pair.op, pair.coords, None, pair.by_position)
         return own.alive(numbers, pair.flags(flags))

@@ -16,13 +16,13 @@ from .._executor import Vector, dense
 from ..errors import RuleContractError
 from .contraction import add_gradients, same_step
 from .layout import Pair, by_op, by_pair, chances, dithered, pairs, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
+from .rule import Network, OpGradients, PendsWhole, PositionWise, Trace, WritesAtOnce
 
 Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
 
 
 @dataclass(frozen=True, repr=False)
-class NoHistory(WritesAtOnce, PositionWise, Windowed):
+class NoHistory(WritesAtOnce, PositionWise, PendsWhole):
     """SnAp-0: the same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'

@@ -20,9 +20,9 @@ from ..._rules import (
     Network,
     OpGradients,
     Pair,
+    PendsWhole,
     Trace,
     Window,
-    Windowed,
     WritesAtOnce,
     add_gradients,
     after,
@@ -49,7 +49,7 @@ class Moved(NamedTuple):
     alive: jax.Array
 
 
-class Wide(WritesAtOnce, Windowed):
+class Wide(WritesAtOnce, PendsWhole):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
