@@ -21,6 +21,7 @@
 #   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour and a half)
 #   make nir            outputs of snnTorch and Norse beside those of their own NIR graphs, in an environment of its own (PyTorch, 5 GB);
 #                       NIR_GRAPHS=... is a folder with the published graphs
+#   make edge          exported steps compiled and run by IREE, in an environment of its own, and the tables of Learning without Python
 #   make clean          remove what the targets made, but for the environments
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
@@ -29,6 +30,7 @@ VENV ?= .venv
 VENV_LATEST ?= .venv-latest
 VENV_LOWEST ?= .venv-lowest
 VENV_NIR ?= .venv-nir
+VENV_EDGE ?= .venv-edge
 VENV_PUBLIC ?= .venv-public
 VENV_PUBLIC_LATEST ?= .venv-public-latest
 JOBS ?= 2
@@ -51,7 +53,9 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants cover reading package bench rules results nir docs lint ruff mypy workflows clean
+EDGE = JAX_PLATFORMS=cpu $(VENV_EDGE)/bin/python
+
+.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants cover reading package bench rules results nir edge docs lint ruff mypy workflows clean
 .DELETE_ON_ERROR:
 
 help:
@@ -145,6 +149,11 @@ results: $(VENV)/.with-all
 nir: $(VENV_NIR)/.with-simulators
 	JAX_PLATFORMS=$(JAX_PLATFORMS) $(VENV_NIR)/bin/python benchmarks/nir_others.py $(NIR_GRAPHS)
 
+edge: $(VENV_EDGE)/.with-iree
+	$(EDGE) -m pytest -q tests/edge --all-slow
+	$(EDGE) examples/edge.py
+	$(EDGE) examples/edge.py --sizes --compare --run-module
+
 docs: $(VENV)/.with-all
 	$(call SPHINX,$(VENV))
 
@@ -208,6 +217,13 @@ $(VENV_NIR)/.with-simulators: pyproject.toml | $(VENV)/bin/python
 	$(VENV_NIR)/bin/python -m pip install -q -e '.[nir]'
 	@for package in snntorch norse; do $(VENV_NIR)/bin/python -m pip install -q --retries 1 --timeout 20 $$package \
 		|| echo "make $@: no $$package here, it is not compared"; done
+	@touch $@
+
+# IREE's compiler and runtime.
+$(VENV_EDGE)/.with-iree: pyproject.toml receipts/pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV_EDGE)
+	$(call install,$(VENV_EDGE),test)
+	$(VENV_EDGE)/bin/python -m pip install -q -e '.[edge]'
 	@touch $@
 
 $(VENV_LATEST)/.with-tests: pyproject.toml receipts/pyproject.toml | $(VENV_LATEST)/bin/python

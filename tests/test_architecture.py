@@ -63,9 +63,10 @@ ARROWS: dict[str, set[str]] = {
     'extra.saving': CORE | {'_version'},
     'extra.files': CORE | {'extra.saving'},
     'extra.chunks': CORE | {'extra.saving'},
+    'extra.edge': CORE | {'_version', 'extra.saving'},
     'functional': CORE
     | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
-    | {'extra.chunks', 'rules'},
+    | {'extra.chunks', 'extra.edge', 'rules'},
     '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {

@@ -30,7 +30,7 @@ from .._windows import (
 from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra.saving import restore as restore_states
 from ..extra.saving import save as save_states
-from ..functional import OnlineLearner, OnlineState
+from ..functional import Exported, OnlineLearner, OnlineState, export_step
 from ..functional import reset as functional_reset
 from .sequences import evolve, learn
 from .states import (
@@ -368,6 +368,57 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             ('etrace',): self.etrace,
             ('initial',): self.initial,
         }
+
+    @public('learner.export')
+    def export(
+        self,
+        loss_fn: Callable | None,
+        x,
+        y=None,
+        *,
+        optimizer: Optimizer | None = None,
+        opt_state=None,
+        reset: bool = False,
+        platforms=('cpu',),
+    ) -> Exported:
+        """One step of this learner, from the values that its states have now, as a program that
+        needs neither this package nor the model: see
+        :func:`braintrace.functional.export_step`, whose arguments and errors these are.
+
+        ``loss_fn(outputs, y)`` is a function of the model's outputs; with an ``optimizer``,
+        ``opt_state`` may be what :meth:`etrace_train` returned. ``platforms``: of the file for JAX.
+        ``reset=True``: flagged samples start anew from the states that :meth:`reset_state` puts
+        back. What the step reads of ``brainstate.environ`` and varies
+        is an input of the program behind ``x``.
+
+        >>> import braintrace, jax.numpy as jnp, optax
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> loss = lambda out, y: jnp.mean((out - y) ** 2)
+        >>> learner.export(loss, x, jnp.zeros((3, 4)), optimizer=optax.sgd(0.1))
+        Exported(learning: x float32[3, 2], y float32[3, 4]; ... bytes are kept)
+        """
+        (online, params, carry), bound = self.pure(), self._compiled()
+        given, states = bound.given(bound.states.taken(x)), self.param_states
+
+        def is_by_path(tree) -> bool:
+            return isinstance(tree, dict) and tree.keys() == states.keys()
+
+        def by_names(tree):  # an optimiser's tree over the weights of `etrace_train`
+            return {as_path(k): v for k, v in tree.items()} if is_by_path(tree) else tree
+
+        return export_step(
+            online,
+            loss_fn,
+            params,
+            online.first.state(carry, **self.etrace.value),
+            given if len(given) > 1 else given[0],
+            y,
+            optimizer=optimizer,
+            opt_state=jax.tree.map(by_names, opt_state, is_leaf=is_by_path),
+            reset={**carry, **bound.initial()} if reset is True else reset,
+            platforms=platforms,
+        )
 
     # running --------------------------------------------------------------------------------------
 

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 from .._public_names import lacking as _lacking
 from .._windows import Gradient, Skipped, Trained
 from ..extra.chunks import chunks
+from ..extra.edge import Exported, load_exported
 from ..extra.files import load_state, save_state
 from ..extra.observed import Observed
 from ..extra.saving import structure_diff
+from ._export import export_step
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -35,6 +37,7 @@ from ._state import (
 )
 
 __all__ = [
+    'Exported',
     'Gradient',
     'Memory',
     'Observed',
@@ -44,8 +47,10 @@ __all__ = [
     'Trained',
     'chunks',
     'combine',
+    'export_step',
     'flatten_paths',
     'fold_lane',
+    'load_exported',
     'load_state',
     'online',
     'partition',

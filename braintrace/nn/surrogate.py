@@ -57,7 +57,7 @@ class Surrogate:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _spike(x, surrogate):
-    return (x > 0).astype(x.dtype)
+    return jnp.where(x > 0, jnp.ones_like(x), jnp.zeros_like(x))
 
 
 @_spike.defjvp

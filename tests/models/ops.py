@@ -175,9 +175,13 @@ def _heaviside(v):
     return (v > 0).astype(v.dtype)
 
 
-_spike_jvp = jax.custom_jvp(_heaviside)
+def _selected(v):  # the same as IREE takes it in front of a product
+    return jnp.where(v > 0, jnp.ones_like(v), jnp.zeros_like(v))
+
+
+_spike_jvp = jax.custom_jvp(_selected)
 _spike_jvp.defjvp(
-    lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0])
+    lambda primals, tangents: (_selected(*primals), surrogate(*primals) * tangents[0])
 )
 
 _spike_vjp = jax.custom_vjp(_heaviside)

@@ -1,0 +1,361 @@
+"""A step that leaves: what its program holds, and that it goes on as its learner does."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional, nn, rules
+from braintrace.errors import NotSupportedError, OptionError, StructureError
+from tests.edge.text import faults
+from tests.nn.rows import ROWS, bare, built, inputs, layers
+from tests.tiers import in_turn, none
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.9)}
+CALLS = {'update': optax.adam(1e-2), 'gradient': None}
+CELLS = [name for name in ROWS if name not in {row.name for row in layers.ROWS}]
+
+
+def squared(output, target):
+    return sum(jnp.sum((leaf - target) ** 2) for leaf in jax.tree.leaves(bare(output)))
+
+
+def exported_row(name: str, rule, optimizer):
+    row = ROWS[name]
+    with brainstate.environ.context(**row.context):
+        learner = braintrace.ETraceLearner(built(row, row.batches[0]), rule)
+        first = inputs(row, row.batches[0], 1)[0]
+        x = row.given(jnp.asarray(first, jnp.int32 if first.dtype.kind == 'i' else jnp.float32))
+        learner.compile_graph(x)
+        return learner.export(squared, x, jnp.zeros(()), optimizer=optimizer)
+
+
+def check_row(name: str, rule, call: str):
+    step = exported_row(name, rule, CALLS[call])
+    assert not faults(step.text) and not step.manifest['custom_calls']
+    results = {row['name'] for row in step.manifest['results']}
+    assert set(step.arrays) - {n for n in step.arrays if n.startswith('params')} <= results
+
+
+@in_turn(none, name=CELLS, rule=RULES, call=CALLS)
+def test_no_cell_asks_more_of_a_runtime_than_numbers(name, rule, call):
+    check_row(name, RULES[rule], call)
+
+
+SPIKING = 'lif', 'alif', 'lif_refractory', 'gif_units', 'leaky_rate', 'leaky_spike'
+
+
+@in_turn(none, name=SPIKING, call=CALLS)
+def test_nor_does_a_neuron_by_e_prop(name, call):
+    check_row(name, rules.e_prop(), call)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize(
+    'row', [r for r in layers.ROWS if r.name != 'sparse'], ids=lambda r: r.name
+)
+def test_nor_does_a_layer(row, rule, monkeypatch):
+    check_row(row.name, RULES[rule], 'update')
+
+
+def test_a_product_of_a_bool_is_seen_and_a_spike_of_ours_is_none():
+    def text(spike):
+        program = jax.export.export(jax.jit(lambda v, w: spike(v) @ w))
+        return program(jnp.ones((1, 4)), jnp.ones((4, 4))).mlir_module()
+
+    assert faults(text(lambda v: (v > 0).astype(v.dtype)))[0].startswith('product of a bool')
+    assert not faults(text(nn.surrogate.triangle()))
+    wide = 'func.func\n%0 = stablehlo.add %a, %b : tensor<3xf64>'
+    assert faults(wide) and faults('%0 = stablehlo.custom_call @f(%a) : tensor<3xf32>')
+    assert faults('%0 = stablehlo.add %a, %b : tensor<?x3xf32>')
+
+
+# a small learner --------------------------------------------------------------------------------
+
+
+def cell(params, carry, x):
+    h, key = carry
+    key, now = jax.random.split(key)
+    kept = jax.random.bernoulli(now, 0.8, h.shape)
+    h = jnp.tanh(0.9 * h + braintrace.matmul(jnp.where(kept, h, 0), params['r']) + x @ params['i'])
+    return h @ params['o'], (h, key)
+
+
+def loss(output, target):
+    return jnp.mean((output - target) ** 2)
+
+
+def small(rule=None, units=5, lanes=2):
+    learner = functional.online(cell, rule or rules.d_rtrl())
+    draw = jax.random.normal(jax.random.key(0), (units, units + 4)) / 2
+    params = {'r': draw[:, :units], 'i': draw[:3, :units], 'o': draw[:, -2:]}
+    carry = jnp.zeros((lanes, units)), jax.random.key(1)
+    x, y = jnp.zeros((lanes, 3)), jnp.zeros((lanes, 2))
+    return learner, params, learner.init(params, carry, x), x, y
+
+
+def schedule():
+    return optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adam(optax.cosine_decay_schedule(1e-2, 50))
+    )
+
+
+def stream(steps, lanes=2):
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(steps, lanes, n)).astype(np.float32) for n in (3, 2))
+
+
+def by_hand(learner, params, state, optimizer, xs, ys):
+    """Losses and parameters of the learner itself, in the loop that a user writes."""
+
+    @jax.jit
+    def step(params, opt, state, x, y):
+        found = learner.grad(loss)(params, state, x, y)
+        updates, opt = optimizer.update(found.grads, opt, params)
+        return optax.apply_updates(params, updates), opt, found.state, found.losses
+
+    opt, losses = optimizer.init(params), []
+    for x, y in zip(xs, ys, strict=True):
+        params, opt, state, value = step(params, opt, state, x, y)
+        losses.append(value)
+    return params, np.array(losses)
+
+
+def loader() -> str:
+    page = (ROOT / 'docs/howto/learning_without_python.md').read_text(encoding='utf-8')
+    return re.search(r'```python\n(# load_step\.py\n.*?)```', page, re.DOTALL)[1]
+
+
+ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('braintrace', 'brainstate', 'saiunit', 'optax', 'brainunit'):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import jax, numpy as np
+jax.config.update('jax_disable_most_optimizations', sys.argv[2] == 'True')
+from load_step import load_step
+step, arrays = load_step(sys.argv[1] + '/step')
+data, losses = np.load(sys.argv[1] + '/data.npz'), []
+for x, y in zip(data['xs'], data['ys']):
+    arrays, results = step(arrays, x=x, y=y)
+    losses.append(results['loss'])
+np.savez(sys.argv[1] + '/found.npz', losses=np.array(losses), **arrays)
+"""
+
+
+def check_alone(steps, folder, rule):
+    learner, params, state, x, y = small(rule)
+    xs, ys = stream(steps)
+    optimizer = schedule()
+    functional.export_step(learner, loss, params, state, x, y, optimizer=optimizer).save(
+        folder / 'step'
+    )
+    (folder / 'load_step.py').write_text(loader())
+    np.savez(folder / 'data.npz', xs=xs, ys=ys)
+    quick = str(jax.config.read('jax_disable_most_optimizations'))
+    environment = {**os.environ, 'PYTHONPATH': '', 'JAX_PLATFORMS': 'cpu'}
+    subprocess.run([sys.executable, '-c', ALONE, folder, quick], check=True, env=environment)
+    found, (after, losses) = (
+        np.load(folder / 'found.npz'),
+        by_hand(learner, params, state, optimizer, xs, ys),
+    )
+    np.testing.assert_array_equal(found['losses'], losses)
+    for name, value in after.items():
+        np.testing.assert_array_equal(found[f'params/{name}'], value)
+    assert len(set(losses)) > steps / 2 and (after['r'] != params['r']).any()
+
+
+@pytest.mark.slow
+def test_the_loader_of_the_page_goes_on_bit_by_bit_where_this_package_is_not(tmp_path):
+    check_alone(100, tmp_path, rules.d_rtrl(trace_dtype=jnp.bfloat16))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('rule', RULES)
+def test_it_does_for_ten_thousand_steps(tmp_path, rule):
+    jax.config.update('jax_disable_most_optimizations', False)
+    try:
+        check_alone(10_000, tmp_path, RULES[rule])
+    finally:
+        jax.config.update('jax_disable_most_optimizations', True)
+
+
+@pytest.mark.slow
+def test_what_is_saved_is_read_again_and_a_torn_or_foreign_file_is_refused(tmp_path):
+    learner, params, state, x, y = small()
+    step = functional.export_step(learner, loss, params, state, x, y, reset=True)
+    step.save(tmp_path)
+    again = functional.load_exported(tmp_path)
+    assert again.manifest == json.loads(json.dumps(step.manifest)) and repr(again) == repr(step)
+    assert (tmp_path / 'step.mlir').read_text() == step.text and '/tests/' not in step.text
+    off = np.zeros(2, bool)
+    xs, ys = stream(1)
+    one, two = (s(s.arrays, x=xs[0], y=ys[0], reset=off) for s in (step, again))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    grads = learner.grad(loss)(params, state, xs[0], ys[0]).grads
+    np.testing.assert_allclose(one[1]['grads/r'], grads['r'], rtol=1e-5, atol=1e-7)
+
+    of_memory = {k: n for k, n in step.manifest['bytes'].items() if k in ('carry', 'trace', 't')}
+    assert sum(of_memory.values()) == learner.memory().total
+    for name, change in {
+        'step.jax': lambda b: b[:-1],
+        'state.npz': lambda b: b + b'.',
+        'manifest.json': lambda b: b.replace(b'"format": 1', b'"format": 9'),
+    }.items():
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(change(content))
+        with pytest.raises(StructureError, match='no whole step'):
+            functional.load_exported(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / 'manifest.json').unlink()
+    with pytest.raises(StructureError, match='no whole step'):
+        functional.load_exported(tmp_path)
+    with pytest.raises(OptionError, match='no folder'):
+        step.save(tmp_path / 'step.jax')
+    for given, match in (
+        ({'x': xs[0]}, r"missing or unknown: \['reset', 'y'\]"),
+        ({'x': xs[0], 'y': ys[0], 'reset': off, 'z': 1}, r"\['z'\]"),
+        ({'x': xs[0][:1], 'y': ys[0], 'reset': off}, r'x is float32\[1, 3\]; .* float32\[2, 3\]'),
+        ({'x': xs[0], 'y': ys[0], 'reset': off.astype('i4')}, 'reset is int32'),
+    ):
+        with pytest.raises(StructureError, match=match):
+            step(step.arrays, **given)
+
+
+@pytest.mark.slow
+def test_a_flagged_sample_starts_anew_and_inference_walks_the_same_carry():
+    learner, params, state, x, y = small(rules.es_d_rtrl(0.9))
+    xs, ys = stream(3)
+    step = functional.export_step(learner, loss, params, state, x, y, reset=True)
+    plain = functional.export_step(learner, None, params, state, x)
+    arrays, walked, wanted = step.arrays, plain.arrays, state
+    for k, flags in enumerate(([False, False], [False, False], [True, False])):
+        wanted = functional.reset(wanted, jnp.array(flags), state.carry)
+        wanted = learner.grad(loss)(params, wanted, xs[k], ys[k]).state
+        arrays, found = step(arrays, x=xs[k], y=ys[k], reset=np.array(flags))
+        if k < 2:
+            walked, results = plain(walked, x=xs[k])
+            np.testing.assert_allclose(results['outputs'], found['outputs'], rtol=1e-6, atol=1e-7)
+            np.testing.assert_array_equal(walked['carry/1'], arrays['carry/1'])
+    assert arrays['t'].tolist() == [1, 3]
+    np.testing.assert_allclose(arrays['carry/0'], wanted.carry[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(arrays['carry/1'], jax.random.key_data(wanted.carry[1]))
+
+
+@pytest.mark.slow
+def test_a_module_goes_on_where_training_left_it():
+    brainstate.random.seed(0)
+    model = brainstate.nn.Sequential(nn.Linear(3, 6), nn.LIF(6, 5.0), nn.Linear(6, 2))
+    learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
+    optimizer, (xs, ys) = optax.adam(1e-2), stream(20)
+
+    def step_fn(x, y):
+        return loss(learner(x), y)
+
+    half = learner.etrace_train(xs[:10], ys[:10], step_fn=step_fn, optimizer=optimizer)
+    step = learner.export(loss, xs[0], ys[0], optimizer=optimizer, opt_state=half.opt_state)
+    fresh = learner.export(loss, xs[0], ys[0], optimizer=optimizer, reset=True)
+    arrays, losses = step.arrays, []
+    for x, y in zip(xs[10:], ys[10:], strict=True):
+        arrays, results = step(arrays, x=x, y=y)
+        losses.append(results['loss'])
+    rest = learner.etrace_train(
+        xs[10:], ys[10:], step_fn=step_fn, optimizer=optimizer, opt_state=half.opt_state
+    )
+    np.testing.assert_allclose(losses, rest.losses, rtol=1e-4)
+    assert int(arrays['optimizer/0/count']) == 20
+    # a flagged sample goes back to the states of the compilation, not to those of the export
+    arrays, results = fresh(fresh.arrays, x=xs[0], y=ys[0], reset=np.ones(2, bool))
+    learner.restore(learner.save())
+    assert arrays['t'].tolist() == [1, 1] and fresh.arrays['t'].tolist() == [10, 10]
+    other = braintrace.compile(model, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
+    for path, state in other.param_states.items():
+        name = '/'.join(map(str, path))
+        for leaf in state.value:
+            kept = fresh.arrays[f'params/{name}/{leaf}']
+            state.value = {**state.value, leaf: jnp.asarray(kept)}
+    np.testing.assert_allclose(results['outputs'], other(xs[0]), rtol=1e-5, atol=1e-6)
+
+
+# bad input --------------------------------------------------------------------------------------
+
+
+def counting_in_python():
+    count = iter(range(100))
+
+    def update(grads, state, params=None):
+        rate = next(count)
+        return jax.tree.map(lambda g: -rate * g, grads), state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+def printing(output, target):
+    jax.debug.print('{}', output[0, 0])
+    return loss(output, target)
+
+
+BAD = {
+    'a learner': (dict(learner='no'), OptionError, 'functional.online'),
+    'a target': (dict(y=None), OptionError, 'a target y'),
+    'platforms': (dict(platforms='cpu'), OptionError, 'several of'),
+    'reset': (dict(reset=jnp.zeros(3)), StructureError, 'carry0 has another structure'),
+    'optimizer': (dict(optimizer=counting_in_python()), OptionError, 'counts in Python'),
+    'opt_state': (
+        dict(optimizer=optax.sgd(0.1), opt_state=(1, 2, 3)),
+        StructureError,
+        'opt_state does not belong',
+    ),
+    'callback': (dict(loss_fn=printing), NotSupportedError, 'jax.debug.print'),
+    'x': (dict(x=jnp.zeros((2, 4))), StructureError, r'\[2, 4\]'),
+    'a list': (dict(y='text'), StructureError, 'y is .text., a str'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BAD)
+def test_bad_input_is_told(name):
+    change, kind, match = BAD[name]
+    learner, params, state, x, y = small()
+    given = dict(learner=learner, loss_fn=loss, params=params, state=state, x=x, y=y) | change
+    with pytest.raises(kind, match=match):
+        functional.export_step(**given)
+
+
+@pytest.mark.slow
+def test_states_that_have_walked_are_shapes_or_are_traced_are_told():
+    learner, params, state, x, y = small()
+    walked = learner.step(params, state, x)[1]
+    with pytest.raises(OptionError, match='reset=carry0'):
+        functional.export_step(learner, loss, params, walked, x, y, reset=True)
+    shapes = jax.eval_shape(learner.init, params, state.carry, x)
+    with pytest.raises(OptionError, match='without eval_shape'):
+        functional.export_step(learner, loss, params, shapes, x, y)
+
+    def traced(params):
+        functional.export_step(learner, loss, params, state, x, y)
+
+    with pytest.raises(OptionError, match='outside of jit'):
+        jax.jit(traced)(params)
+    grows = optax.GradientTransformation(
+        lambda params: jnp.zeros(2), lambda g, s, p=None: (g, jnp.zeros(3))
+    )
+    with pytest.raises(StructureError, match='can not go on from its own'):
+        functional.export_step(learner, loss, params, state, x, y, optimizer=grows)
