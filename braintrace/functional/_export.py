@@ -135,7 +135,8 @@ def export_step(
         leaves, treedef = jax.tree.flatten(params)
         inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
         moves = treedef.unflatten([k not in frozen and yes for k, yes in enumerate(inexact)])
-        params, opt_state = optimised(optimizer, (params, now['optimizer']), grads, moves)
+        learnt = params, now['optimizer']
+        params, opt_state = optimised(optimizer, learnt, grads, moves, loss)
         return {'params': params, 'optimizer': opt_state, **new, 'loss': loss, 'outputs': outputs}
 
     kind = 'inference' if loss_fn is None else 'gradient' if optimizer is None else 'learning'
@@ -148,8 +149,10 @@ def _checked_opt_state(optimizer: Optimizer, params, opt_state):
     check_optimizer(optimizer)
     opt_state = optimizer.init(params) if opt_state is None else opt_state
     check_opt_state(optimizer, params, opt_state)
+    every = jax.tree.map(lambda _: True, params)
     traced = [
-        jax.make_jaxpr(lambda *a: optimizer.update(*a))(params, opt_state, params) for _ in '12'
+        jax.make_jaxpr(lambda p, o: optimised(optimizer, (p, o), p, every, 0.0))(params, opt_state)
+        for _ in range(2)
     ]
     one, two = (re.sub(r'0x\w+', '', str(jaxpr)) for jaxpr in traced)
     if one != two:
