@@ -12,6 +12,9 @@ names the paths that it leaves out.
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
+from ._meter import Meter, MeterState
+from ._reading import Estimate, Reading
+from .compare import Comparison, RuleRow, compare_rules
 from .cut import cut_bptt_gradients
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .doctor import diagnose
@@ -20,10 +23,17 @@ from .oracles import bptt_gradients, dense_recursion_gradients, finite_differenc
 
 __all__ = [
     'Activity',
+    'Comparison',
     'Diagnosis',
+    'Estimate',
+    'Meter',
+    'MeterState',
     'ParameterRow',
+    'Reading',
+    'RuleRow',
     'TraceGrowth',
     'bptt_gradients',
+    'compare_rules',
     'cut_bptt_gradients',
     'dense_recursion_gradients',
     'diagnose',

@@ -1,0 +1,367 @@
+"""The gradient meter against reverse mode, direction by direction, and by enumeration."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional, rules, verify
+from braintrace.errors import NotSupportedError, OptionError, StepFunctionError, StructureError
+from tests import models, oracles
+from tests.compare import assert_close
+from tests.models import T
+from tests.models.library import LibraryOps
+
+pytestmark = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+B = 2
+
+
+def meter_of(case, rule=None, **options):
+    cell = functools.partial(case.model.cell, LibraryOps())
+    return verify.Meter(functional.online(cell, rule or rules.d_rtrl()), case.loss, **options)
+
+
+def drawn(tree, number=3):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal((number, *np.shape(p)))) for p in jax.tree.leaves(tree)]
+
+
+def still(case, number=3):
+    return [jnp.zeros((number, *np.shape(h))) for h in jax.tree.leaves(dict(case.carry))]
+
+
+def projected(grads, directions):
+    return sum(
+        np.sum(np.asarray(g) * np.asarray(v), axis=tuple(range(1, v.ndim)))
+        for g, v in zip(jax.tree.leaves(grads), directions, strict=True)
+    )
+
+
+SOME = ['leaky', 'gru', 'lstm', 'adaptive_lif']
+REVERSE_ALONE = ['lif_by_vjp']  # a derivative for reverse mode alone
+REST = [name for name in models.names() if name not in [*SOME, *REVERSE_ALONE]]
+ROWS = [*SOME, *(pytest.param(name, marks=pytest.mark.nightly) for name in REST)]
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_tangents_are_the_gradient_of_bptt_along_any_direction(name):
+    case = models.case(name)
+    meter, v = meter_of(case, reduction='sum'), drawn(case.params)
+    run = functools.partial(meter.along, xs=(case.xs,), ys=case.ys)
+    found, _, _ = jax.jit(run)(case.params, dict(case.carry), v, still(case))
+    assert_close(found[:, 0], projected(oracles.bptt(case), v))
+
+
+def test_a_reset_forgets_the_tangents_of_its_samples():
+    case = models.case('gru')
+    flags, fresh = np.zeros((T, B), bool), {'h': np.full((B, 4), 0.3)}
+    flags[[2, 4], 0] = flags[1, 1] = True
+    meter, v = meter_of(case, reduction='mean'), drawn(case.params)
+    meter.learner.init(case.params, dict(case.carry), case.xs[0])
+    reset = (jnp.asarray(flags), fresh)
+    found = meter.along(
+        case.params, dict(case.carry), v, still(case), (case.xs,), case.ys, MASK, reset
+    )[0]
+    cell = functools.partial(case.model.cell, LibraryOps())
+    want = oracles.by_time(
+        cell, case.params, dict(case.carry), case.xs, case.ys, case.loss, MASK, (flags, fresh)
+    )
+    want = want[0] if isinstance(want, tuple) else want
+    assert_close(found[:, 0], projected(want, v) / MASK.sum())
+
+
+def test_over_all_signs_the_products_are_the_inner_products():
+    """Unbiased, without a statistic: the mean over all directions is no estimate."""
+    rng = np.random.default_rng(0)
+    cell = lambda p, h, x: (h, jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['W'])))
+    params, h = {'W': rng.standard_normal((3, 2)), 'b': np.ones(1)}, np.zeros((1, 2))
+    add = lambda p, h, x: (cell(p, h, x)[0] * p['b'], cell(p, h, x)[1])
+    xs, ys = rng.standard_normal((5, 1, 1)), rng.standard_normal((5, 1, 2))
+    loss = lambda out, y: jnp.sum((out - y) ** 2)
+    learner = functional.online(add, rules.d_rtrl())
+    grads = learner.sequence_grad(loss)(params, learner.init(params, h, xs[0]), xs, ys).grads
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=7)))
+    directions = [signs[:, :6].reshape(1, -1, 3, 2), signs[:, 6:].reshape(1, -1, 1)]
+    meter = verify.Meter(learner, loss, directions=128)
+    empty = meter.init(params, h)
+    a, _, _ = meter.along(
+        params, h, [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))], (xs,), ys
+    )
+    true = oracles.by_time(add, params, h, xs, ys, loss)
+    true = true[0] if isinstance(true, tuple) else true
+    true = jax.tree.map(lambda g: g / 5, true)
+    b = sum(np.sum(np.asarray(grads[k]) * d[0], axis=tuple(range(1, d[0].ndim)))
+            for k, d in zip('Wb', directions))  # fmt: skip
+    dot = lambda p, q: sum(np.vdot(p[k], q[k]) for k in 'Wb')
+    np.testing.assert_allclose(np.mean(a[:, 0] * b), dot(true, grads), rtol=1e-10)
+    np.testing.assert_allclose(np.mean(a[:, 0] ** 2), dot(true, true), rtol=1e-10)
+    of_w = np.sum(np.asarray(grads['W']) * directions[0][0], axis=(1, 2))
+    np.testing.assert_allclose(np.mean(a[:, 0] * of_w), np.vdot(true['W'], grads['W']), rtol=1e-10)
+    assert empty.sums.shape == (1, 128, 1, 4 + 3 * 2)
+
+
+def metered(case, rule, updates=40, **options):
+    """The reading over some updates of the same sequence, and the rule's gradient."""
+    meter = meter_of(case, rule, reduction='sum', **options)
+    learner = meter.learner
+    state = learner.init(case.params, case.carry, case.xs[0])
+    grads = learner.sequence_grad(case.loss, reduction='sum')(
+        case.params, state, case.xs, case.ys
+    ).grads
+    step = jax.jit(
+        lambda m: meter.update(m, case.params, dict(case.carry), case.xs, case.ys, grads)
+    )
+    now = meter.init(case.params, dict(case.carry))
+    for _ in range(updates):
+        now = step(now)
+    return meter.reading(now, case.params), grads
+
+
+EXACT = [name for name in models.names(exact=True) if name not in REVERSE_ALONE]
+
+
+@pytest.mark.parametrize(
+    'name',
+    [*EXACT[:4], *(pytest.param(name, marks=pytest.mark.nightly) for name in EXACT[4:])],
+)
+def test_where_the_report_says_exact_the_meter_reads_one(name):
+    case = models.case(name)
+    meter = meter_of(case)
+    meter.learner.init(case.params, case.carry, case.xs[0])
+    assert meter.learner.report.exact
+    reading, _ = metered(case, rules.d_rtrl(), updates=8)
+    for e in (reading.cosine, reading.ratio, *reading.factors.values()):
+        assert abs(e.value - 1) < max(1e-6, 3 * e.error), (e, reading)
+    assert reading.cosine.error < 1e-6
+
+
+@pytest.mark.parametrize(
+    'name', ['gru', *(pytest.param(n, marks=pytest.mark.nightly) for n in ['lstm', 'two_layers'])]
+)
+def test_readings_are_those_of_bptt_within_their_errors(name):
+    case = models.case(name)
+    reading, grads = metered(case, rules.same_step(), updates=60, directions=32)
+    true = oracles.bptt(case)
+    dot = lambda a, b: sum(
+        np.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+    cosine = dot(true, grads) / np.sqrt(dot(true, true) * dot(grads, grads))
+    ratio = np.sqrt(dot(grads, grads) / dot(true, true))
+    assert cosine < 0.99
+    for want, e in ((cosine, reading.cosine), (ratio, reading.ratio)):
+        assert 0 < e.error < 0.05
+        assert abs(e.value - want) < 4 * e.error
+    for e, g, own in zip(
+        reading.factors.values(), jax.tree.leaves(true), jax.tree.leaves(grads), strict=True
+    ):
+        assert abs(e.value - np.vdot(g, own) / np.vdot(own, own)) < 4 * e.error
+    assert reading.samples == 60 * 32
+
+
+def linear(decay=0.5):
+    def cell(p, h, x):
+        h = decay * h + braintrace.matmul(x, p['W'])
+        return h, h
+
+    return cell, {'W': jnp.ones((2, 3))}, jnp.zeros((2, 3))
+
+
+def mean_square(h, y):
+    return jnp.mean((h - y) ** 2)
+
+
+def test_a_stream_in_windows_of_odd_lengths_reads_one_where_the_rule_is_exact():
+    cell, params, h = linear(0.1)
+    learner = functional.online(cell)
+    meter = verify.Meter(learner, mean_square, memory=32)
+    gradient, update = jax.jit(learner.sequence_grad(mean_square)), jax.jit(meter.update)
+    state, now = learner.init(params, h, h[:, :2]), meter.init(params, h)
+    for i in range(160):
+        xs = jax.random.normal(jax.random.key(i), ((3, 5, 7)[i % 3], 2, 2))
+        ys = jnp.ones((*xs.shape[:2], 3))
+        found = gradient(params, state, xs, ys)
+        now, state = update(now, params, state, xs, ys, found.grads), found.state
+    reading = meter.reading(now, params)
+    assert reading.samples >= 80
+    assert abs(reading.cosine.value - 1) < 1e-6
+    assert abs(reading.factors['W'].value - 1) < 1e-6
+    assert reading.looks_back == '16 to 32 steps'
+
+
+def test_a_stream_that_jumps_starts_all_directions_anew():
+    cell, params, h = linear()
+    meter = verify.Meter(functional.online(cell), mean_square, memory=8)
+    x, grads, now = jnp.ones((2, 2, 2)), {'W': jnp.ones((2, 3))}, meter.init(params, h)
+    ys = jnp.zeros((2, 2, 3))
+    now = meter.update(now, params, h, x, ys, grads)
+    goes_on = meter.update(now, params, now.carry[0], x, ys, grads)
+    assert goes_on.age.tolist() == [4, 8]
+    assert_close(goes_on.directions[0], now.directions[0])
+    assert meter.update(now, params, h + 1, x, ys, grads).age.tolist() == [2, 6]
+
+
+def test_sequence_update_learns_as_the_learner_does_and_reads():
+    cell, params, h = linear(0.1)
+    learner, optimizer = functional.online(cell), optax.adam(1e-2)
+    meter = verify.Meter(learner, mean_square, memory=12)
+    xs, state = jax.random.normal(jax.random.key(1), (301, 2, 2)), learner.init(params, h, h[:, :2])
+    ys, mask = jnp.ones((301, 2, 3)), (jnp.arange(301) % 5 > 0).astype(float)
+    flags = jnp.zeros((301, 2), bool).at[50, 0].set(True)
+    rest = (xs, ys, mask, (flags, h))
+    start = params, optimizer.init(params), state
+    want = learner.sequence_update(mean_square, optimizer, 3)(*start, *rest)
+    run = jax.jit(meter.sequence_update(optimizer, 3))
+    found, now = run(*start, meter.init(params, h), *rest)
+    assert_close(found.params, want.params)
+    assert_close(found.losses, want.losses)
+    assert int(now.updates) == 101
+    reading = meter.reading(now)
+    assert abs(reading.cosine.value - 1) < 1e-3 and reading.cosine.known
+
+
+def test_several_losses_have_a_reading_each():
+    cell, params, h = linear(0.3)
+    learner, other = functional.online(cell), lambda h, y: jnp.sum(h**3)
+    meter = verify.Meter(learner, (mean_square, other))
+    state, now = learner.init(params, h, h[:, :2]), meter.init(params, h)
+    x, y = jnp.ones((2, 2)), jnp.zeros((2, 3))
+    for _ in range(6):
+        found = learner.heads(mean_square, other)(params, state, x, y)
+        now = meter.step(now, params, h, x, y, found.grads)
+    for reading in meter.reading(now):
+        assert abs(reading.cosine.value - 1) < 1e-6
+
+
+def test_only_what_is_learned_is_measured():
+    cell = lambda p, h, x: (h + p['b'], 0.5 * h + braintrace.matmul(x, p['W']))
+    params, h = {'W': jnp.ones((2, 3)), 'b': jnp.ones(3)}, jnp.zeros((2, 3))
+    learner = functional.online(cell, trainable=lambda path, leaf: path[0] == 'W')
+    meter, xs, ys = verify.Meter(learner, mean_square), jnp.ones((4, 2, 2)), jnp.zeros((4, 2, 3))
+    state, now = learner.init(params, h, xs[0]), meter.init(params, h)
+    grads = learner.sequence_grad(mean_square)(params, state, xs, ys).grads
+    for _ in range(6):
+        now = meter.update(now, params, state, xs, ys, grads)
+    reading = meter.reading(now, params)
+    assert list(reading.factors) == ['W'] and abs(reading.cosine.value - 1) < 1e-9
+
+
+def test_before_it_knows_it_says_so():
+    cell, params, h = linear()
+    meter = verify.Meter(functional.online(cell), mean_square)
+    reading = meter.reading(meter.init(params, h), params)
+    assert 'not yet' in str(reading) and reading.samples == 0
+    assert reading.as_dict()['cosine']['value'] is None
+    assert reading.as_dict()['factors']['W']['error'] is None
+
+
+def test_a_reading_is_a_table_a_dict_and_a_figure():
+    reading, _ = metered(models.case('leaky'), rules.d_rtrl(), updates=30)
+    assert 'its step should be scaled by' in str(reading) and '<table' in reading._repr_html_()
+    assert reading.as_dict()['cosine']['samples'] == 120
+    assert [update for update, _ in reading.curve][-1] == 30
+    assert reading.figure().axes[0].get_ylabel() == 'cosine to the true gradient'
+
+
+@jax.custom_vjp
+def stubborn(v):
+    return jnp.tanh(v)
+
+
+stubborn.defvjp(lambda v: (jnp.tanh(v), v), lambda v, g: (g,))
+
+
+@pytest.mark.parametrize('wrap', [lambda f: f, jax.jit, jax.checkpoint])
+def test_an_op_without_forward_mode_is_named(wrap):
+    _, params, h = linear()
+    cell = lambda p, h, x: (h, wrap(stubborn)(0.5 * h + braintrace.matmul(x, p['W'])))
+    meter = verify.Meter(functional.online(cell), mean_square)
+    now, grads = meter.init(params, h), {'W': jnp.ones((2, 3))}
+    with pytest.raises(NotSupportedError, match=r'custom_vjp_call.*stubborn.*jax\.custom_jvp'):
+        meter.step(now, params, h, jnp.ones((2, 2)), jnp.zeros((2, 3)), grads)
+
+
+def test_bad_input_is_named():
+    cell, params, h = linear()
+    learner = functional.online(cell)
+    for options, says in (
+        ({'memory': 0}, 'memory is 0'),
+        ({'memory': True}, 'memory is True'),
+        ({'directions': 0}, 'directions is 0'),
+        ({'keep': 2}, 'keep is 2'),
+        ({'reduction': 'max'}, 'reduction'),
+    ):
+        with pytest.raises(OptionError, match=says):
+            verify.Meter(learner, mean_square, **options)
+    with pytest.raises(OptionError, match='loss_fn'):
+        verify.Meter(learner, 3)
+    with pytest.raises(OptionError, match='learner is 3'):
+        verify.Meter(3, mean_square)
+    meter = verify.Meter(learner, mean_square)
+    now, x, y, grads = meter.init(params, h), jnp.ones((2, 2)), jnp.zeros((2, 3)), params
+    with pytest.raises(StructureError, match='another learner'):
+        meter.step(now, {'W': jnp.ones((2, 4))}, jnp.zeros((2, 4)), x, y, grads)
+    with pytest.raises(StructureError, match='grads have the shapes'):
+        meter.step(now, params, h, x, y, {'W': jnp.ones((3, 2))})
+    with pytest.raises(StructureError, match='another learner'):
+        meter.reading(now, {'W': jnp.ones(2), 'b': jnp.ones(2)})
+    wrong = verify.Meter(learner, lambda h, y: h > 0)
+    with pytest.raises(StepFunctionError, match='one real scalar'):
+        wrong.step(wrong.init(params, h), params, h, x, y, grads)
+    short, two = verify.Meter(learner, mean_square, memory=3), [jnp.stack([a, a]) for a in (x, y)]
+    with pytest.raises(OptionError, match='give 4 at least'):
+        short.update(short.init(params, h), params, h, *two, grads)
+
+
+# -- compare_rules ---------------------------------------------------------------------------------
+
+
+def compared(**options):
+    case = models.case('gru')
+    learner = meter_of(case).learner
+    learner.init(case.params, case.carry, case.xs[0])
+    return case, verify.compare_rules(
+        learner, case.xs, case.ys, case.loss, params=case.params, carry=dict(case.carry), **options
+    )
+
+
+def test_compare_rules_reads_the_cosines_of_bptt():
+    some = [rules.same_step(), rules.d_rtrl(), rules.snap(2)]
+    case, found = compared(rules=some, directions=2048, bound=0.999)
+    true = oracles.bptt(case)
+    dot = lambda a, b: sum(map(np.vdot, jax.tree.leaves(a), jax.tree.leaves(b)))
+    assert found.cheapest.startswith('snap') and found.rows[0].exact
+    for row in found.rows:
+        rule = next(r for r in some if str(r) == row.rule)
+        learner = meter_of(case, rule).learner
+        state = learner.init(case.params, case.carry, case.xs[0])
+        grads = learner.sequence_grad(case.loss)(case.params, state, case.xs, case.ys).grads
+        want = dot(true, grads) / np.sqrt(dot(true, true) * dot(grads, grads))
+        assert abs(row.cosine.value - want) < max(1e-6, 4 * row.cosine.error)
+        assert row.trace_bytes == learner.report.memory
+    assert '*' in str(found) and found.as_dict()['cheapest'] == found.cheapest
+
+
+@pytest.mark.nightly
+def test_compare_rules_by_default_and_in_pieces():
+    _, found = compared(memory=2, directions=32)
+    assert len(found.rows) + len(found.left_out) == 8
+    values = [row.cosine.value for row in found.rows]
+    assert values == sorted(values, reverse=True)
+    assert found.rows[0].reading.samples == 3 * 32
+
+
+@pytest.mark.parametrize(
+    'options, says',
+    [({'memory': 0}, 'memory'), ({'memory': 9}, 'has 6'), ({'directions': 2}, '20')],
+)
+def test_compare_rules_refuses(options, says):
+    with pytest.raises(OptionError, match=says):
+        compared(**options)
+    with pytest.raises(OptionError, match='compiled with any rule'):
+        verify.compare_rules(3, jnp.ones(2), jnp.ones(2), mean_square)
