@@ -239,7 +239,7 @@ class Meter:
         whole = jnp.ones(len(metered.age), bool)
         old, age = metered.age >= (self.memory or 0), jnp.zeros_like(metered.age)
         if self.memory is not None:
-            same = jnp.array([jnp.all(a == b) for a, b in zip(metered.carry, carry)]).all()
+            same = jnp.array([_near(a, b) for a, b in zip(metered.carry, carry)]).all()
             # the second set's first life begins in the middle, so half of it is not counted
             whole = jnp.where(same, whole, jnp.array([True, False]))
             age = jnp.where(same, age, jnp.array([0, self.memory // 2]))
@@ -454,6 +454,11 @@ def _signs(key, like: jax.Array) -> jax.Array:
         real, imaginary = (_signs(k, like.real) for k in jax.random.split(key))
         return jax.lax.complex(real, imaginary)
     return jax.random.rademacher(key, like.shape, like.dtype)
+
+
+def _near(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Whether all is the same but for rounding, which differs from program to program."""
+    return jnp.all(jnp.abs(a - b) <= jnp.finfo(a.dtype).eps ** 0.5 * (1 + jnp.abs(b)))
 
 
 def _over(flags: jax.Array, array: jax.Array) -> jax.Array:

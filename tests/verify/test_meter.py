@@ -194,6 +194,15 @@ def test_a_stream_in_windows_of_odd_lengths_reads_one_where_the_rule_is_exact():
     assert reading.looks_back == '16 to 32 steps'
 
 
+def test_a_carry_that_was_rounded_otherwise_is_no_jump():
+    cell, params, h = linear()
+    meter = verify.Meter(functional.online(cell), mean_square, memory=8)
+    x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
+    now = meter.update(meter.init(params, h), params, h, x, ys, grads)
+    rounded = now.carry[0] * (1 + 1e-15)
+    assert meter.update(now, params, rounded, x, ys, grads).age.tolist() == [4, 8]
+
+
 def test_a_stream_that_jumps_starts_all_directions_anew():
     cell, params, h = linear()
     meter = verify.Meter(functional.online(cell), mean_square, memory=8)
