@@ -132,6 +132,13 @@ def does_not_fit(function: Callable, number: int) -> str:
     return ''
 
 
+def takes_several(cell: Callable, given: Any) -> bool:
+    """Whether a tuple is several inputs of ``cell(params, carry, *inputs)``, and not one."""
+    if type(given) is not tuple:
+        return False
+    return bool(does_not_fit(cell, 3)) or not does_not_fit(cell, 2 + len(given))
+
+
 def check_needs_no_inputs(function: Callable, number: int, how: str) -> None:
     """Refuse a step without inputs where its function, called with ``number`` arguments, needs
     some.

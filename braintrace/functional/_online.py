@@ -27,7 +27,7 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule, tree_bytes
-from .._signatures import check_needs_no_inputs, does_not_fit, public
+from .._signatures import check_needs_no_inputs, does_not_fit, public, takes_several
 from .._warnings import tell
 from .._windows import (
     CallOptions,
@@ -217,6 +217,8 @@ class OnlineLearner:
         if type(given) is not tuple:
             return (given,)
         known = [compiled.program.trees['inputs'] for compiled in self._kept.values()]
+        if not known:
+            return given if takes_several(self.cell, given) else (given,)
         one = jax.tree.structure((given,)) in known and jax.tree.structure(given) not in known
         return (given,) if one else given
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import Penalised
-from .._signatures import does_not_fit
+from .._signatures import takes_several
 from ..errors import OptionError, StepFunctionError, StructureError
 
 
@@ -62,8 +62,7 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
             f'xs and ys have leaves of shapes {found}; stack the steps on axis 0, one at least, as '
             'many in each.'
         )
-    several = type(xs) is tuple and (does_not_fit(cell, 3) or not does_not_fit(cell, 2 + len(xs)))
-    trees['xs'] = xs if several else (xs,)
+    trees['xs'] = xs if takes_several(cell, xs) else (xs,)
     return tuple(jax.tree.map(jnp.asarray, tree) for tree in trees.values())
 
 

@@ -300,7 +300,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['paths', 'window', 'partition', 'traces'])
+@pytest.mark.parametrize('name', ['paths', 'window', 'partition', 'traces', 'look_inside'])
 def test_a_picture_is_drawn(name, script, tmp_path):
     drawn = script(name).main([str(tmp_path / 'drawn.svg')])
     assert drawn.stat().st_size > 10_000 and (PICTURES / f'{name}.svg').exists()

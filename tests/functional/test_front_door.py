@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import functional, rules, verify
 from braintrace.errors import OptionError, StructureError
 
 T, B = 6, 2
@@ -139,3 +139,26 @@ def test_training_again_without_the_optimizers_state_is_told_once():
     with pytest.warns(braintrace.errors.BraintraceWarning, match='opt_state=found.opt_state'):
         train()
     train()
+
+
+@pytest.mark.parametrize('one', [True, False], ids=['one input', 'two inputs'])
+def test_a_tuple_is_what_the_cell_takes_also_before_init(one):
+    """An observation of two arrays, as environments give it."""
+
+    def joined(p, h, a, b):
+        h = 0.5 * h + braintrace.matmul(jnp.concatenate([a, b], -1), p)
+        return h, h
+
+    cell = (lambda p, h, x: joined(p, h, *x)) if one else joined
+    p, h, xs, ys = jnp.ones((5, 3)) / 3, CARRY, (XS, YS), YS
+    fresh, known = functional.online(cell), functional.online(cell)
+    first = jax.tree.map(lambda x: x[0], xs)
+    state = known.init(p, h, *((first,) if one else first))
+    square = lambda y, target: jnp.mean((y - target) ** 2)  # noqa: E731
+    for learner in fresh, known:
+        single = learner.grad(square)(p, state, first, ys[0]).grads
+        whole = learner.sequence_grad(square)(p, state, xs, ys).grads
+        want = jax.grad(lambda p: square(joined(p, h, *first)[0], ys[0]))(p)
+        np.testing.assert_allclose(single, want, 1e-5)
+        want = verify.bptt_gradients(cell, p, h, xs, ys, square) / T
+        np.testing.assert_allclose(whole, want, 1e-5, 1e-7)
