@@ -114,7 +114,7 @@ class Reading:
     path -> the factor by which the step of this parameter should be scaled. Each is an
     :class:`Estimate` of the updates that were seen, weighed by their squared norms. ``looks_back``
     says which past the true gradient holds. ``curve``: pairs of the last update of a part and its
-    cosine. Three standard errors hold the true number in about 99 of 100 readings.
+    cosine. Three standard errors hold the true number in nearly all readings.
 
     >>> import numpy as np, braintrace
     >>> from braintrace.verify import Estimate, Reading
