@@ -144,7 +144,7 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     """
     leaves, treedef = named_leaves(like, _path_of)
     here = descriptions(leaves, '`like`')
-    fresh = learner is not None and not learner.is_compiled
+    fresh = hasattr(learner, 'expect') and not learner.is_compiled
     fingerprint = None if learner is None or fresh else learner.fingerprint()
     check = _checked_later(learner) if fresh else partial(_checked, fingerprint)
     if all(map(_is_here, leaves.values())):

@@ -27,7 +27,8 @@ class MeterState:
     ``directions`` and their ``tangents`` have the axes (sets, directions) in front, ``age`` is the
     number of steps that each set has lived, ``whole`` whether it is counted in the second half of
     this life, ``sums`` what it saw there; ``samples``, ``ended`` and ``number`` are lives that are
-    over. ``carry`` are the states at which the last update ended.
+    over. ``carry`` are the states at which the last update ended, ``updates`` their number, and
+    ``key`` draws the next directions.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))

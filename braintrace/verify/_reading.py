@@ -17,7 +17,7 @@ POINTS = 20  # of the figure
 
 
 class Estimate(NamedTuple):
-    """A number, its standard error, and the number of samples that both come from. Where the error
+    """A number (``value``), its standard error, and the number of samples that both come from. Where the error
     is larger than 0.2, it prints as "not yet": the number may be anything.
 
     >>> import braintrace

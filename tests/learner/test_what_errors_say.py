@@ -139,7 +139,7 @@ def test_a_call_that_does_not_fit_says_what_to_do(said):
     'module, wrong, near',
     [
         ('braintrace', 'evalute', 'evaluate'),
-        ('braintrace.nn', 'RNNCell', 'MinimalRNNCell'),
+        ('braintrace.nn', 'RNNCell', 'CTRNNCell'),
         ('braintrace.rules', 'drtrl', 'd_rtrl'),
         ('braintrace.functional', 'onlin', 'online'),
         ('braintrace.tasks', 'add', 'adding'),
@@ -234,7 +234,8 @@ def test_functions_that_are_made_anew_are_told_once_and_other_shapes_are_not():
 def test_completion_shows_what_users_call():
     shown = {name for name in dir(shared()) if not name.startswith('_')}
     assert shown == {
-        *('compile_graph', 'etrace', 'etrace_evolve', 'etrace_grad', 'etrace_train', 'fingerprint'),
+        *('compile_graph', 'etrace', 'etrace_evolve', 'etrace_grad', 'etrace_train', 'export'),
+        'fingerprint',
         *('get_etrace_of', 'graph', 'model', 'param_states', 'partition_specs', 'place', 'policy'),
         *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states', 'with_environment'),
     }
