@@ -17,8 +17,8 @@ POINTS = 20  # of the figure
 
 
 class Estimate(NamedTuple):
-    """A number (``value``), its standard error, and the number of samples that both come from. Where the error
-    is larger than 0.2, it prints as "not yet": the number may be anything.
+    """A number (``value``), its standard error, and the number of samples that both come from.
+    Where the error is larger than 0.2, it prints as "not yet": the number may be anything.
 
     >>> import braintrace
     >>> print(braintrace.verify.Estimate(0.913, 0.04, 300))
