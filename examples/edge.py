@@ -31,7 +31,7 @@ GAIN = 12.0  # of the neurons: six to nine of a hundred fire in a step
 OUTPUT = Path(__file__).parent / 'output' / 'edge.png'
 FLAGS = (
     '--iree-input-type=stablehlo --iree-hal-target-backends=llvm-cpu '
-    '--iree-llvmcpu-target-cpu=generic'
+    '--iree-llvmcpu-target-cpu=generic --iree-llvmcpu-debug-symbols=false'
 ).split()
 
 

@@ -20,7 +20,10 @@ def compiled(step, folder: Path) -> tuple[Path, str]:
     pytest.importorskip('iree.runtime')
     compiler = COMPILER if COMPILER.exists() else shutil.which('iree-compile')
     step.save(folder)
-    flags = '--iree-hal-target-backends=llvm-cpu --iree-llvmcpu-target-cpu=generic'.split()
+    flags = (
+        '--iree-hal-target-backends=llvm-cpu --iree-llvmcpu-target-cpu=generic '
+        '--iree-llvmcpu-debug-symbols=false'
+    ).split()
     text = [folder / 'step.mlir', '--iree-input-type=stablehlo', '-o', folder / 'step.vmfb']
     found = subprocess.run([compiler, *text, *flags], capture_output=True, text=True)
     return folder / 'step.vmfb', found.stderr if found.returncode else ''
