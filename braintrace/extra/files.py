@@ -130,9 +130,9 @@ def load_state(file: File, like: Any, learner=None) -> Any:
     shape or dtype, and for a file that is none, torn or changed; no more is read than ``like``
     says. With ``learner``, also for a file of another cell, rule or option, with every difference
     (:func:`structure_diff`); other versions are warned of. A learner that has compiled nothing is
-    compared when it compiles, at its first call. All processes of a mesh call
-    it, also where no file is there yet: ``FileNotFoundError`` comes in all or in none, and nobody
-    goes on where one can not read it or has another learner.
+    compared when it compiles, at its first call. All processes of a mesh call it, also where no
+    file is there yet: ``FileNotFoundError`` comes in all or in none, and nobody goes on where one
+    can not read it or has another learner.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state

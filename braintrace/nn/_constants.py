@@ -135,8 +135,8 @@ class Constants(dict[str, Range]):
 class HasConstants(Documented, ShowsArguments):
     """A base whose subclasses keep numbers, in the place of which no state is set later.
 
-    ``constants`` has the range of each that may learn (:meth:`learn`); an attribute of its name
-    shows its value.
+    ``constants`` has the range of each that may learn (:meth:`let_learn`); an attribute of its
+    name shows its value.
     """
 
     constants: ClassVar[Constants] = Constants()
@@ -201,17 +201,16 @@ class HasConstants(Documented, ShowsArguments):
                 )
         return tuple(dict.fromkeys(names))
 
-    def let_learn(self, names: tuple[str, ...], shape: tuple[int, ...], **ranges: Range) -> None:
-        """Put parameters in the place of these constants; ``ranges`` of some of them differ from
-        those of ``constants``.
+    def let_learn(self, learn: Learn, shape: tuple[int, ...], **ranges: Range) -> None:
+        """Put parameters in the place of the constants that ``learn`` names; ``ranges`` of some of
+        them differ from those of ``constants``.
         """
-        self._learnt: dict[str, Learnt] = {}
-        values = {}
-        for name in names:
+        told, values = vars(self).setdefault('_learnt', {}), {}
+        for name in self.learning(learn):
             range = ranges.get(name, self.constants[name])
             value = vars(self)[name]
             unit = u.get_unit(range.apart(self._other(range), value))
-            learnt = self._learnt[name] = Learnt(range, unit, shape)
+            learnt = told[name] = Learnt(range, unit, shape)
             values[name] = self._raw(name, learnt, value)
         for name, raw in values.items():
             vars(self)[name] = brainstate.ParamState(raw)

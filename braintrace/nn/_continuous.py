@@ -60,7 +60,7 @@ class CTRNNCell(GatedCell):
     ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.tau = check_time('CTRNNCell', 'tau', tau, self.out_size, finite=True)
-        self.let_learn(self.learning(learn), self.out_size)
+        self.let_learn(learn, self.out_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         (h,) = states

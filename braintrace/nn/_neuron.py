@@ -164,9 +164,8 @@ class Neuron(StatefulLayer):
         if self.tau_ref is not None:
             self.first_values['refractory'] = (filled(0, jnp.int32), self.in_size)
         # the threshold is above the reset, whichever of them moves
-        names = self.learning(learn)
-        moves = {'V_reset': below(self.top)} if self.top not in names else {}
-        self.let_learn(names, self.in_size, **moves)
+        moves = {} if self.top in self.learning(learn) else {'V_reset': below(self.top)}
+        self.let_learn(learn, self.in_size, **moves)
 
     def _parameter(self, name: str, value: Any) -> Any:
         """A number for all units, or an array of one for each, in the float type of the states."""

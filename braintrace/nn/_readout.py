@@ -93,7 +93,7 @@ class FilteredReadout(RecurrentLayer):
         self.first_values = {'f': (state_init, self.in_size)}
         if b_init is not None:
             self.first_values['g'] = (ZERO, (1,))
-        self.let_learn(self.learning(learn), ())
+        self.let_learn(learn, ())
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         left, weight = decay('FilteredReadout', 'tau', self.tau), self.W.weight.value
@@ -170,7 +170,7 @@ class LeakyRateReadout(RecurrentLayer):
         self.tau = check_time('LeakyRateReadout', 'tau', tau, self.out_size)
         weight = first_value('LeakyRateReadout', 'w_init', w_init, (self.num_in, self.num_out))
         self.W = brainstate.ParamState(weight)
-        self.let_learn(self.learning(learn), self.out_size)
+        self.let_learn(learn, self.out_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         left, new = decay('LeakyRateReadout', 'tau', self.tau), matmul(x, self.W.value)

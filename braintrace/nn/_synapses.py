@@ -102,7 +102,7 @@ class Expon(Synapse):
     ):
         super().__init__(in_size, name, g=g_init)
         self.tau = self._time('tau', tau)
-        self.let_learn(self.learning(learn), self.in_size)
+        self.let_learn(learn, self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         self._check_unit(x, states[0])
@@ -171,7 +171,7 @@ class DualExpon(Synapse):
                 f'DualExpon: tau_rise is {tau_rise} and tau_decay {tau_decay}; the rise is faster '
                 'than the decay. Expon has one time constant.'
             )
-        self.let_learn(self.learning(learn), self.in_size)
+        self.let_learn(learn, self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         self._check_unit(x, states[0])
@@ -242,7 +242,7 @@ class STP(Synapse):
             raise OptionError(f'STP: U is {U}; it is a part of the resources, in (0, 1].')
         self.tau_f = None if tau_f is None else self._time('tau_f', tau_f)
         one_clock('STP', tau_f=self.tau_f, tau_d=self.tau_d)
-        self.let_learn(self.learning(learn), self.in_size)
+        self.let_learn(learn, self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above; here ``x`` are the spikes."""
