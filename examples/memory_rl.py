@@ -112,7 +112,7 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
         found = heads(params, state, env.observe(states), keys)
         of_decision, of_entropy = found.grads
         # The TD error of the step before, now that the value of what followed is known.
-        value = found.aux[1]
+        value = found.outputs[1]
         delta = before.reward + DISCOUNT * before.going_on * value - before.value
         delta = delta * before.counts
         uphill = jax.tree.map(lambda g: way.entropy * g.mean(0), of_entropy)
@@ -125,7 +125,7 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
         params = optax.apply_updates(params, updates)
         # The trace of decisions begins anew with the episode, and the network's memory too.
         z = z_of.update(z, of_decision, before.going_on)
-        states, rewards, done = env.step(key, states, jax.vmap(choose)(found.aux, keys))
+        states, rewards, done = env.step(key, states, jax.vmap(choose)(found.outputs, keys))
         state = jax.vmap(functional.reset, (0, 0, None))(found.state, done, carry)
         returns, ended = returns + rewards, jnp.where(done, returns + rewards, jnp.nan)
         before = Played(value, rewards, 1.0 - done, jnp.ones(batch))

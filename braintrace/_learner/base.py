@@ -550,7 +550,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         reduction: Literal['mean', 'sum'] = 'mean',
         has_aux: bool = False,
         progress: bool | Callable = False,
-    ) -> Gradient[dict[Any, Any], jax.Array, None]:
+    ) -> Gradient[dict[Any, Any], None]:
         """Online gradient of a sequence of losses, from the present state on; weights are constant
         during the call.
 
@@ -647,6 +647,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         has_aux: bool = False,
         progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
+        not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
+        observe: Callable | None = None,
     ) -> Trained[None, None]:
         """Learn along a sequence, from the present state on: the parameters change after each
         ``update_every`` steps.
@@ -666,13 +668,24 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             own. The optimiser runs also where a mask is zero.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of an update.
+        not_finite : 'keep', 'reset' or 'raise'
+            ``'reset'``: an update whose gradient, parameters or optimiser state are not finite is
+            left out, and after it the samples whose state or trace is not finite start anew as by
+            :meth:`reset_state`; ``skipped`` counts both. ``'raise'``, without ``jit``, does the
+            same and raises :class:`braintrace.errors.NotFiniteError`.
+        observe : function, optional
+            ``observe(grads, state) -> tree`` after each update, small arrays such as norms, which
+            come back as ``observed``, and go to ``progress(step, losses, observed)``. ``grads`` is
+            a dict like ``weights``, ``state`` the :class:`braintrace.functional.OnlineState`, of
+            which the trace is that of its last write.
 
         Returns
         -------
         braintrace.functional.Trained
-            ``losses``, ``aux`` with ``has_aux``, and ``opt_state``; parameters and state stay in
-            the learner. As in every call over a sequence the trace's buffer is reused: arrays taken
-            from ``learner.etrace.value`` before do not outlive it; copy them.
+            ``losses``, ``aux`` with ``has_aux``, ``opt_state``, ``skipped`` and ``observed``;
+            parameters and state stay in the learner. As in every call over a sequence the trace's
+            buffer is reused: arrays taken from ``learner.etrace.value`` before do not outlive it;
+            copy them.
 
         Raises
         ------
@@ -700,10 +713,14 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             has_aux=has_aux,
             optimizer=optimizer,
             update_every=update_every,
+            not_finite=not_finite,
+            observe=observe,
         )
         bound = self._compiled()
         result = learn(bound, options, sequences, step_fn, mask, reset, weights, opt_state)
-        found = Trained(None, result.losses, result.aux, None, result.learnt[1])
+        shown = result.losses, result.aux
+        of_updates = result.learnt[1], result.skipped, result.observed
+        found = Trained(None, *shown, None, *of_updates)
         return _returned(found, result, sequences)
 
     @public('learner.etrace_evolve')

@@ -18,6 +18,7 @@ from .._windows import (
     Run,
     RunInTurns,
     Sequence,
+    Skipped,
     check_choice,
     check_mask,
     check_opt_state,
@@ -85,13 +86,25 @@ class ForwardProgram:
 
 
 class SequenceProgram:
-    """A compiled call over a sequence: the gradient of a step function, or updates by it. Updates
-    run in turns, where there are several blocks of them.
+    """A compiled call over a sequence: the gradient of a step function, or updates by it, of which
+    ``grads`` has the shapes. Updates run in turns, where there are several blocks of them.
     """
 
-    def __init__(self, step: StepFunction, options: CallOptions, length: int):
-        self.step, self.options, self.length = step, options, length
-        self.touched, self.in_turns = step.touched, RunInTurns(length, options, step.shown)
+    def __init__(self, step: StepFunction, options: CallOptions, length: int, grads: dict):
+        self.step, self.options, self.length, rows = step, options, length, None
+        if (observe := options.observe) is not None:
+            compiled, world = step.compiled, step.world()
+
+            def of_state(grads, now: Moment):
+                (leaves, _), *trace = now
+                carry = jax.tree.unflatten(compiled.program.trees['carry'], leaves)
+                return observe(grads, compiled.state(carry, *trace))
+
+            self.options = options._replace(observe=of_state)
+            now = Moment((jax.tree.leaves(world.read(*CARRY)), ()), **step.bound.owner.etrace.value)
+            rows = jax.eval_shape(of_state, grads, now)
+        self.touched = step.touched
+        self.in_turns = RunInTurns(length, self.options, (*step.shown, rows))
         self.run = jax.jit(self._run, donate_argnums=(0, 1))
         self.run_inside = jax.jit(self._run)
 
@@ -136,6 +149,8 @@ class SequenceProgram:
             return self.step.world().read(Role.CONSTANT), bound.initial(), bound.held(), read
 
         first, values = at_present(Result(learnt, None)), beside()
+        if self.options.resets:
+            first = first._replace(skipped=Skipped.none(first.end.t))
 
         def kept(result: Result) -> None:
             world, ((leaves, threaded), trace, t) = self.step.world(), result.end
@@ -151,14 +166,17 @@ class SequenceProgram:
                 now = strong(at_present(now._replace(learnt=again(now.learnt))))
                 given = beside()
             at, *trace = now.end
-            shown = None if bounds is None else (now.losses, now.aux)
+            shown = None if bounds is None else (now.losses, now.aux, now.observed)
             result = self.run(trace, shown, at, now.learnt, given, sequence, bounds)
+            skipped = jax.tree.map(jnp.add, now.skipped, result.skipped)
+            result = result._replace(skipped=skipped)
             if seen:
                 kept(result)
             return result
 
         # inside of a transformation: one program of the surrounding trace, without turns
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((first, values, sequence))):
+            self.options.check_inside_of_transformation()
             at, *trace = first.end
             at, learnt, values = first_order((at, learnt, values))
             result = self.run_inside(trace, None, at, learnt, values, sequence)
@@ -255,7 +273,7 @@ def learn(
     opened = None
     if optimizer is not None:
         check_updatable(values)
-        functions = step_fn, optimizer
+        functions = step_fn, optimizer, options.observe
         learnt = opened = values, optimizer.init(values) if opt_state is None else opt_state
         bound.tell_anew(optimizer, opened[1] if opt_state is None else None)
 
@@ -284,13 +302,19 @@ def learn(
         with within(read, length):
             step = StepFunction(bound, step_fn, dict(weights), slices, options.has_aux)
         compiled = bound.core.first
-        return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length)
+        if options.resets:
+            compiled.tell_of_batch(options.not_finite)
+        return SequenceProgram(step, like.delayed(compiled.graph, compiled.rule), length, values)
 
     # the key: functions by identity, all else by value
     shapes = signature((sequences, reset, opened))
-    key = like._replace(optimizer=None), shapes, *weights.items()
+    key = like._replace(optimizer=None, observe=None), shapes, *weights.items()
     program = bound.program(functions, key, make)
-    return program(learnt, Sequence(sequences, mask, reset), read, write, again, options.progress)
+    sequence = Sequence(sequences, mask, reset)
+    result = program(learnt, sequence, read, write, again, options.progress)
+    if result.stopped is None and options.not_finite == 'raise':
+        result = result._replace(stopped=result.skipped.error(result.losses))
+    return result
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):

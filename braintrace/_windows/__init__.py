@@ -5,6 +5,7 @@ from .options import (
     Optimizer,
     Penalised,
     Skipped,
+    StepGradient,
     Trained,
     check_choice,
     check_flags,

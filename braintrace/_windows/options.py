@@ -18,7 +18,13 @@ from .._compiler import abstract, describe_aval, param_name
 from .._executor import share, varying
 from .._public_names import nearest
 from .._signatures import does_not_fit
-from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
+from ..errors import (
+    NotFiniteError,
+    NotSupportedError,
+    OptionError,
+    StepFunctionError,
+    StructureError,
+)
 
 # answers ------------------------------------------------------------------------------------------
 
@@ -28,14 +34,34 @@ Losses = TypeVar('Losses')
 State = TypeVar('State')
 
 
-class Gradient(NamedTuple, Generic[Grads, Losses, State]):
-    """What every call that takes a gradient returns.
+class StepGradient(NamedTuple, Generic[Grads, Losses, State]):
+    """What every call that takes the gradient of one step returns.
 
-    - ``grads``: a tree like params, or one for each loss of ``heads``
-    - ``losses``: the loss of a step, those of a sequence ``(T,)``, or one for each head; a penalty
-      (:class:`braintrace.Penalised`) is no part of them
-    - ``aux``: what stands beside the loss: the outputs of a step, or what a ``step_fn`` returns
-      beside its loss (``has_aux``), time in front; else None
+    - ``grads``: a tree like params; of ``heads`` a tuple of one for each loss
+    - ``loss``: a scalar; of ``heads`` a tuple of one for each loss. A penalty
+      (:class:`braintrace.Penalised`) is no part of it
+    - ``outputs``: those of the cell
+    - ``state``: the :class:`braintrace.functional.OnlineState` after the step
+
+    >>> import braintrace
+    >>> braintrace.functional.StepGradient._fields
+    ('grads', 'loss', 'outputs', 'state')
+    """
+
+    grads: Grads
+    loss: Losses
+    outputs: Any
+    state: State
+
+
+class Gradient(NamedTuple, Generic[Grads, State]):
+    """What every call that takes the gradient of a sequence returns.
+
+    - ``grads``: a tree like params
+    - ``losses``: those of the steps, ``(T,)``; a penalty (:class:`braintrace.Penalised`) is no part
+      of them
+    - ``aux``: with ``has_aux`` what the loss or step function returned beside its loss, time in
+      front; else None. Outputs are not kept: they would be T of them
     - ``state``: the :class:`braintrace.functional.OnlineState` after the call; None of a learner,
       which keeps it itself
 
@@ -45,7 +71,7 @@ class Gradient(NamedTuple, Generic[Grads, Losses, State]):
     """
 
     grads: Grads
-    losses: Losses
+    losses: jax.Array
     aux: Any
     state: State
 
@@ -69,12 +95,32 @@ class Skipped(NamedTuple):
         """The counts before the first step; ``t`` is that of the state."""
         return cls((0 * t).sum(dtype=jnp.int32), 0 * t)
 
+    def error(self, losses: jax.Array) -> NotFiniteError | None:
+        """What ``not_finite='raise'`` raises after steps with these losses; None if nothing was
+        skipped.
+        """
+        updates, samples = jax.device_get(self)
+        counts = [f'{n} times sample {k}' for k, n in enumerate(samples.reshape(-1)) if n]
+        if not (updates or counts):
+            return None
+        counts = counts if samples.ndim else [f'{samples} times the state']
+        # where to look first
+        bad = jnp.flatnonzero(~jnp.isfinite(losses))
+        first = ''
+        if len(bad):
+            first = f' The first loss that is not finite is that of step {int(bad[0])}.'
+        return NotFiniteError(
+            f'{updates} updates were not finite and were left out; with an empty trace started '
+            f"anew: {', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; "
+            'look at the data of these steps.'
+        )
+
 
 class Trained(NamedTuple, Generic[Grads, State]):
     """What every call that changes parameters returns.
 
     - ``params``: the new parameters; None of a learner, which writes them into its model
-    - ``losses`` ``(T,)``, ``aux`` and ``state``: as in :class:`Gradient`
+    - ``losses``, ``aux`` and ``state``: as in :class:`Gradient`
     - ``opt_state``: of the optimiser, to go on from
     - ``skipped``: a :class:`Skipped`, what ``not_finite='reset'`` left out; else None
     - ``observed``: what ``observe`` returned after each update, stacked; else None
@@ -384,6 +430,13 @@ def check_progress(progress, observes: bool = False) -> None:
     problem = does_not_fit(progress, number) if callable(progress) else repr(progress)
     if problem:
         raise OptionError(f'progress is {problem}; give True, False or a function `({names})`.')
+
+
+def check_observe(observe) -> None:
+    """Refuse what is no function of the gradients and the state of an update."""
+    problem = does_not_fit(observe, 2) if callable(observe) else repr(observe)
+    if observe is not None and problem:
+        raise OptionError(f'observe is {problem}; give a function `(grads, state) -> tree`.')
 
 
 def check_optimizer(optimizer) -> None:

@@ -29,6 +29,7 @@ from .._rules import (
     tree_bytes,
     uncounted,
 )
+from ..errors import OptionError
 from .options import (
     NOT_FINITE,
     REDUCTIONS,
@@ -36,6 +37,7 @@ from .options import (
     check_choice,
     check_inside,
     check_mask,
+    check_observe,
     check_progress,
     check_updates,
     check_window,
@@ -126,14 +128,16 @@ class Gradients(NamedTuple):
 
 class Result(NamedTuple):
     """How far a run is: what is ``learnt`` (gradients, or weights and optimiser state), the last
-    moment, losses and auxiliary outputs of all steps. ``skipped``: what was left out and started
-    anew; None where nothing may be. ``stopped``: the exception that ended it before its end.
+    moment, losses and auxiliary outputs of all steps, what was ``observed`` after each update.
+    ``skipped``: what was left out and started anew; None where nothing may be. ``stopped``: the
+    exception that ended it before its end.
     """
 
     learnt: Any
     end: Any
     losses: Any = None
     aux: Any = None
+    observed: Any = None
     skipped: Skipped | None = None
     stopped: BaseException | None = None
 
@@ -166,11 +170,11 @@ MANY = 4  # windows: to compile two programs takes longer than to write a trace 
 
 
 class Walk:
-    """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one
-    kind in a scan.
+    """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``, of updates
+    ``(losses, aux, observed)``; blocks of one kind in a scan.
 
     ``bounds``: of the blocks that are walked alone; ``shown`` is then what all steps have shown so
-    far. Each ``every`` steps have one row of aux.
+    far. Each ``every`` steps have one row of what is observed.
     """
 
     def __init__(self, sequence: Sequence, state, bounds=None, shown=None, every: int = 1):
@@ -205,7 +209,7 @@ class Walk:
                 put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
                 return jax.tree.map(put, rows, new)
 
-            return state, tuple(map(put, (at, at // self.every), shown, got))
+            return state, tuple(map(put, (at, at, at // self.every), shown, got))
 
         # those that stand between the bounds, in a loop whose length no shape tells
         start, stop = (jnp.clip(x - self.number, 0, number) for x in self.bounds)
@@ -215,7 +219,7 @@ class Walk:
 
     @property
     def results(self):
-        """Losses and auxiliary outputs of all steps."""
+        """What all steps have shown."""
         if len(self.shown) == 1:
             return self.shown[0]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
@@ -299,6 +303,7 @@ class CallOptions(NamedTuple):
         check_choice('keep_trace', options.keep_trace, (True, False))
         check_choice('has_aux', options.has_aux, (True, False))
         check_choice('not_finite', options.not_finite, NOT_FINITE)
+        check_observe(options.observe)
         check_progress(options.progress, options.observe is not None)
         check_window(options.window)
         exact = check_inside(inside, options.window if options.optimizer is None else None)
@@ -308,13 +313,21 @@ class CallOptions(NamedTuple):
 
     @property
     def row_steps(self) -> int:
-        """The number of steps that have one row of what is shown beside the losses."""
+        """The number of steps that have one row of what is observed."""
         return 1 if self.observe is None else self.update_every
 
     @property
     def resets(self) -> bool:
         """Whether updates that are not finite are left out, and such lanes start anew."""
         return self.not_finite != 'keep'
+
+    def check_inside_of_transformation(self) -> None:
+        """Refuse to raise where nothing can be raised."""
+        if self.not_finite == 'raise':
+            raise OptionError(
+                "not_finite is 'raise' inside of a transformation, where nothing can be raised. "
+                "Call it as it is, without jit, or give 'reset' and look at `skipped`."
+            )
 
     def delayed(self, graph: ETraceGraph, rule: Rule) -> CallOptions:
         """With the number of updates between two writes of the trace."""
@@ -571,10 +584,8 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
                 learnt = jax.tree.map(partial(kept_finite, known), learnt, before)
                 now, pending, flags = run.mended(now, pending, known)
                 skipped = Skipped(skipped.updates + ~known, skipped.samples + flags)
-            if options.observe is not None:
-                seen = options.observe(grads, now)
-                shown = shown[0], jax.tree.map(lambda a: a[None], seen)
-            pieces.append(shown)
+            seen = None if options.observe is None else options.observe(grads, now)
+            pieces.append((*shown, jax.tree.map(lambda a: a[None], seen)))
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
         return (learnt, now, skipped), shown
 
@@ -583,8 +594,8 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
     walk = Walk(run.sequence, start, run.bounds, shown, options.row_steps)
     for number, size, every in blocks_of(run.length, options):
         walk.blocks(partial(block, size=every), number, size)
-    (learnt, now, skipped), (losses, aux) = walk.state, walk.results
-    return Result(learnt, run.closed(now), losses, aux, skipped)
+    (learnt, now, skipped), (losses, aux, observed) = walk.state, walk.results
+    return Result(learnt, run.closed(now), losses, aux, observed, skipped)
 
 
 class RunInTurns:
@@ -604,22 +615,23 @@ class RunInTurns:
         """How far ``program(result, bounds) -> result`` comes from the ``first`` place on, in steps
         with such a mask; ``progress`` as users give it.
         """
-        (loss, rows), every = self.shapes, self.options.row_steps
+        (loss, aux, rows), every = self.shapes, self.options.row_steps
         told = Progress(self.length, progress, mask, self.options.observe and every)
 
         def show(now: Result, done: int) -> None:
-            told.between((now.losses, now.aux), self.steps(done))
+            told.between((now.losses, now.observed), self.steps(done))
 
-        losses, aux = buffers(loss, self.length), buffers(rows, -(-self.length // every))
+        steps, rows = buffers((loss, aux), self.length), buffers(rows, -(-self.length // every))
         place, done, error = self.turns.run(
             lambda now, start, stop: program(now, bounds(start, stop)),
-            first._replace(losses=losses, aux=aux),
+            first._replace(losses=steps[0], aux=steps[1], observed=rows),
             write,
             show if progress else None,
         )
         steps = self.steps(done)
-        losses, aux = cut(place.losses, steps), cut(place.aux, -(-steps // every))
-        return place._replace(losses=losses, aux=aux, stopped=error)
+        losses, aux = cut((place.losses, place.aux), steps)
+        rows = cut(place.observed, -(-steps // every))
+        return place._replace(losses=losses, aux=aux, observed=rows, stopped=error)
 
 
 CHUNKS = 50  # of a gradient whose progress is told, of two steps at least

@@ -14,9 +14,9 @@ from .._compiler import abstract
 from .._executor import axes_of, feedback_weights, in_shards, share
 from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, numbers_of, uncounted
 from .._windows import (
-    Gradient,
     Gradients,
     Penalised,
+    StepGradient,
     counted,
     penalty_of,
     task_loss,
@@ -68,8 +68,8 @@ class Observed(NamedTuple):
 
 
 def observed_step(learner, loss_of: Callable) -> Callable:
-    """``(params, state, inputs, targets) -> Gradient, Observed``: all of it is made in one pass, so
-    what is shown is what was used.
+    """``(params, state, inputs, targets) -> StepGradient, Observed``: all of it is made in one
+    pass, so what is shown is what was used.
     """
     rule = learner.rule
     if not isinstance(rule, DRTRL | ESDRTRL):
@@ -84,7 +84,7 @@ def observed_step(learner, loss_of: Callable) -> Callable:
         learner.matching(params, state, inputs)
         found = in_shards(in_one_shard, params, state, inputs, targets)
         loss, outputs, grads, new, observed = found
-        return Gradient(grads, loss, outputs, new), observed
+        return StepGradient(grads, loss, outputs, new), observed
 
     def in_one_shard(axes, params, state, inputs, targets):
         """Each result and the axes of a surrounding ``shard_map`` along which it may differ."""

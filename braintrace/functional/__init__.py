@@ -18,7 +18,7 @@ function.
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
-from .._windows import Gradient, Skipped, Trained
+from .._windows import Gradient, Skipped, StepGradient, Trained
 from ..extra.chunks import chunks
 from ..extra.edge import Exported, load_exported
 from ..extra.files import load_state, save_state
@@ -44,6 +44,7 @@ __all__ = [
     'OnlineLearner',
     'OnlineState',
     'Skipped',
+    'StepGradient',
     'Trained',
     'chunks',
     'combine',

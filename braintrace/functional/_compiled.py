@@ -37,6 +37,7 @@ from .._rules import (
     shared_pairs,
     uncounted,
 )
+from .._warnings import tell
 from .._windows import (
     Gradients,
     Moment,
@@ -155,6 +156,15 @@ class Compiled:
         leaves = dict.fromkeys(map(program.leaf_of, states))
         several = (leaf for leaf in leaves if program.leaf_avals[leaf].ndim > 1)
         return tuple(path_name(program.leaf_keys[leaf]) for leaf in several)
+
+    def tell_of_batch(self, not_finite: str) -> None:
+        """Tell where all samples start anew, since no axis is known to be the batch."""
+        if names := self.without_batch:
+            tell(
+                f'not_finite is {not_finite!r}, and all samples start anew where one is not '
+                'finite: the step does not show which axis of its states is the batch. If it is '
+                f'axis 0, say so: braintrace.Policy(batched={names!r}).'
+            )
 
     def checked_flags(self, what: str, flags, length: int) -> jax.Array:
         """Reset flags of a sequence as bool of shape ``(T,)`` or ``(T, B)``; ``what`` begins the

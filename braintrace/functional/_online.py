@@ -27,12 +27,12 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule, tree_bytes
-from .._signatures import check_needs_no_inputs, does_not_fit, public, takes_several
+from .._signatures import check_needs_no_inputs, public, takes_several
 from .._warnings import tell
 from .._windows import (
     CallOptions,
-    Gradient,
     Optimizer,
+    StepGradient,
     check_optimizer,
     signature,
     task_loss,
@@ -61,11 +61,11 @@ from ._places import (
 )
 from ._sequences import SequenceCalls, check_outside_of_loss, checked_loss
 from ._state import (
-    HeadGradients,
+    GradientOfSequence,
+    GradientOfStep,
+    GradientsOfHeads,
     OnlineState,
-    SequenceGradient,
-    SequenceUpdate,
-    StepGradient,
+    UpdateOfSequence,
     flatten_paths,
     no_key,
 )
@@ -290,14 +290,14 @@ class OnlineLearner:
         return jax.tree.map(lambda a: a.sharding.spec, outputs)
 
     @public('learner.grad')
-    def grad(self, loss_fn: Callable) -> StepGradient:
-        """``(params, state, inputs, targets) -> Gradient`` of one step, for
-        ``loss_fn(outputs, targets) -> scalar``; ``aux`` are the outputs.
+    def grad(self, loss_fn: Callable) -> GradientOfStep:
+        """``(params, state, inputs, targets) -> StepGradient``, for
+        ``loss_fn(outputs, targets) -> scalar``.
         """
         loss_of = checked_loss(self, loss_fn)
 
         @public('learner.grad(loss_fn)')
-        def run(params, state, inputs, targets) -> Gradient:
+        def run(params, state, inputs, targets) -> StepGradient:
             check_devices(params, state)
             params = spread(params, varying((params, state, inputs, targets)))
 
@@ -307,7 +307,7 @@ class OnlineLearner:
                 return total_loss(value), (task_loss(value), outputs, new)
 
             grads, (value, outputs, new) = jax.grad(loss, has_aux=True, allow_int=True)(params)
-            return Gradient(grads, value, outputs, new)
+            return StepGradient(grads, value, outputs, new)
 
         return run
 
@@ -332,14 +332,13 @@ class OnlineLearner:
         return outputs, lambda cotangent: pull(cotangent)[0], new
 
     @public('learner.heads')
-    def heads(self, *losses: Callable) -> HeadGradients:
-        """``(params, state, inputs, targets) -> Gradient`` of several ``loss(outputs, targets) ->
-        scalar`` of one step, by one pass forward.
+    def heads(self, *losses: Callable) -> GradientsOfHeads:
+        """``(params, state, inputs, targets) -> StepGradient`` of several ``loss(outputs, targets)
+        -> scalar``, by one pass forward.
 
-        ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are
-        the outputs. For gradients that stay apart by sample, make the learner of a cell for one
-        sample, and map over samples: ``jax.vmap(heads, (None, 0, 0, 0))``. They take (batch x
-        parameters) numbers for each loss.
+        ``grads`` has a tree like ``params`` for each loss, and ``loss`` its value. For gradients
+        that stay apart by sample, make the learner of a cell for one sample, and map over samples:
+        ``jax.vmap(heads, (None, 0, 0, 0))``. They take (batch x parameters) numbers for each loss.
 
         >>> import jax, braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -351,14 +350,14 @@ class OnlineLearner:
         >>> states = jax.vmap(learner.init, (None, None, 0))(params, h, xs)
         >>> found = heads(params, states, xs, jnp.ones(3))
         >>> of_policy, of_value = found.grads
-        >>> found.losses[0].shape, of_policy['W'].shape, found.aux.shape, found.state.t.tolist()
+        >>> found.loss[0].shape, of_policy['W'].shape, found.outputs.shape, found.state.t.tolist()
         ((3,), (3, 2, 4), (3, 4), [1, 1, 1])
         """
         if not losses:
             raise OptionError('heads got no loss; give functions `loss(outputs, targets)`.')
         checked = tuple(checked_loss(self, loss) for loss in losses)
 
-        def run(params, state, inputs, targets) -> Gradient:
+        def run(params, state, inputs, targets) -> StepGradient:
             outputs, pull, new = self.vjp(params, state, *self.taken(inputs))
             values, grads = [], []
             for loss in checked:
@@ -370,18 +369,18 @@ class OnlineLearner:
                 of_total, back, value = jax.vjp(total, outputs, has_aux=True)
                 values.append(value)
                 grads.append(pull(*back(jnp.ones_like(of_total))))
-            return Gradient(tuple(grads), tuple(values), outputs, new)
+            return StepGradient(tuple(grads), tuple(values), outputs, new)
 
-        def types(params, state, inputs, targets) -> Gradient:
+        def types(params, state, inputs, targets) -> StepGradient:
             outputs = self._types_of_outputs(params, state, self.taken(inputs))
-            number = len(losses)
-            return Gradient((types_of(params),) * number, (P(),) * number, outputs, types_of(state))
+            grads, values = (types_of(params),) * len(losses), (P(),) * len(losses)
+            return StepGradient(grads, values, outputs, types_of(state))
 
         return public('learner.heads(*losses)')(in_automatic_axes(run, types))
 
     @public('learner.observed')
     def observed(self, loss_fn: Callable) -> Callable:
-        """``(params, state, inputs, targets) -> Gradient, Observed``: :meth:`grad` of
+        """``(params, state, inputs, targets) -> StepGradient, Observed``: :meth:`grad` of
         ``loss_fn``, and the :class:`Observed` values that its gradient is made of.
 
         For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
@@ -402,7 +401,7 @@ class OnlineLearner:
 
         def types(params, state, inputs, targets):
             outputs = self._types_of_outputs(params, state, self.taken(inputs))
-            return Gradient(types_of(params), P(), outputs, types_of(state)), P()
+            return StepGradient(types_of(params), P(), outputs, types_of(state)), P()
 
         run = observed_step(self, checked_loss(self, loss_fn))
         return public('learner.observed(loss_fn)')(in_automatic_axes(run, types))
@@ -440,7 +439,8 @@ class OnlineLearner:
         progress: bool | Callable = False,
         keep_trace: bool = True,
         inside: Literal['trace', 'exact'] = 'trace',
-    ) -> SequenceGradient:
+        has_aux: bool = False,
+    ) -> GradientOfSequence:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient`` over a whole sequence.
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``reset`` is
@@ -454,7 +454,8 @@ class OnlineLearner:
         Parameters
         ----------
         loss_fn : function
-            ``loss_fn(output, target)``, the loss of one step, a real scalar.
+            ``loss_fn(output, target)``, the loss of one step, a real scalar; with ``has_aux`` a
+            pair ``(loss, aux)``, of which ``aux`` comes back, time in front.
         window : 'auto', int or None
             Number of steps that are computed together, None for all; every window gives the same
             numbers, but for ``inside='exact'``.
@@ -505,6 +506,7 @@ class OnlineLearner:
             progress=progress,
             window=window,
             keep_trace=keep_trace,
+            has_aux=has_aux,
         )
         return SequenceCalls(self, loss_fn, options).gradient()
 
@@ -519,7 +521,8 @@ class OnlineLearner:
         inside: Literal['trace', 'exact'] = 'trace',
         not_finite: Literal['keep', 'reset', 'raise'] = 'keep',
         observe: Callable | None = None,
-    ) -> SequenceUpdate:
+        has_aux: bool = False,
+    ) -> UpdateOfSequence:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``: learn along a
         sequence.
 
@@ -575,10 +578,8 @@ class OnlineLearner:
             update_every=update_every,
             not_finite=not_finite,
             observe=observe,
+            has_aux=has_aux,
         )
-        problem = does_not_fit(observe, 2) if callable(observe) else repr(observe)
-        if observe is not None and problem:
-            raise OptionError(f'observe is {problem}; give a function `(grads, state) -> tree`.')
         return SequenceCalls(self, loss_fn, options).update()
 
     # descriptions ---------------------------------------------------------------------------------

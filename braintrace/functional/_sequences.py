@@ -15,7 +15,6 @@ from .. import _jax
 from .._compiler import abstract
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._signatures import does_not_fit, public
-from .._warnings import tell
 from .._windows import (
     CallOptions,
     Gradient,
@@ -45,7 +44,6 @@ from .._windows import (
     with_so_far,
 )
 from ..errors import (
-    NotFiniteError,
     NotSupportedError,
     OptionError,
     StepFunctionError,
@@ -60,17 +58,35 @@ RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
 
 def checked_loss(learner, loss_fn: Callable) -> Callable:
     """``loss_fn(outputs, target)``, held to return a loss and not to step the learner."""
+    loss = _loss_and_aux(learner, loss_fn, False)
+    return lambda outputs, target: loss(outputs, target)[0]
+
+
+def _loss_and_aux(learner, loss_fn: Callable, has_aux: bool) -> Callable:
+    """``(outputs, target) -> (loss, aux)`` of a checked ``loss_fn``; ``aux`` is None where it has
+    none.
+    """
     if not callable(loss_fn):
         raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
     if problem := does_not_fit(loss_fn, 2):
         raise OptionError(f'loss_fn is called as `loss(outputs, target)`: {problem}.')
+
+    def call(outputs, target):
+        result = loss_fn(outputs, target)
+        if not has_aux:
+            return result, None
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise StepFunctionError(
+                f'has_aux=True, but loss_fn returned {type(result).__name__}; return (loss, aux).'
+            )
+        return result
 
     def loss(outputs, target):
         token = RUNNING.set(learner)
         try:
             # a sum over shards that no type tells: its gradients, summed once more, would be as
             # many times too large as there are shards
-            axes = summed_twice(lambda *args: total_loss(loss_fn(*args)), outputs, target)
+            axes = summed_twice(lambda *args: total_loss(call(*args)[0]), outputs, target)
             if axes:
                 raise StructureError(
                     f'the loss is a sum over the shards of {axes}, in a `jax.shard_map` with '
@@ -78,7 +94,8 @@ def checked_loss(learner, loss_fn: Callable) -> Callable:
                     'losses: summed over shards it would be too large. Return the loss of one '
                     'shard and sum the gradients, or leave check_vma=True, where types tell it.'
                 )
-            return check_loss(loss_fn(outputs, target), 'loss_fn')
+            value, aux = call(outputs, target)
+            return check_loss(value, 'loss_fn'), aux
         finally:
             RUNNING.reset(token)
 
@@ -110,10 +127,19 @@ class SequenceCalls:
 
     def __init__(self, learner, loss_fn: Callable, options: CallOptions):
         self.learner, self.options = learner, options
-        self.loss_fn, self.loss = loss_fn, checked_loss(learner, loss_fn)
+        self.loss_fn, self.shown = loss_fn, _loss_and_aux(learner, loss_fn, options.has_aux)
         self.kept: dict[tuple, RunInTurns] = {}
         self.chunked: Callable | None = None  # of a gradient whose progress is told
         self.turn = jax.jit(self._turn, donate_argnums=(0, 1))
+
+    def loss(self, outputs, target):
+        """The loss of a step, without what stands beside it."""
+        return self.shown(outputs, target)[0]
+
+    @property
+    def of_aux(self) -> Any:
+        """The spec of ``aux``, where it is asked for."""
+        return P() if self.options.has_aux else None
 
     def gradient(self) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
@@ -128,7 +154,7 @@ class SequenceCalls:
             return call(params, state, (xs, ys, mask, reset))
 
         def types(params, state, data) -> Gradient:
-            return Gradient(types_of(params), P(), None, types_of(state))
+            return Gradient._make((types_of(params), P(), self.of_aux, types_of(state)))
 
         @partial(in_automatic_axes, types=types)
         def on_data(params, state, data) -> Gradient:
@@ -139,7 +165,7 @@ class SequenceCalls:
             run, of_loss = self.run_of(axes, options, params, state, data)
             result = run_windows(run)
             new = _after(state, result.end)
-            return (result.learnt, axes), (result.losses, of_loss), (None, axes), (new, axes)
+            return (result.learnt, axes), (result.losses, of_loss), (result.aux, axes), (new, axes)
 
         program = jax.jit(on_data)
         return run
@@ -170,12 +196,12 @@ class SequenceCalls:
         def chunk(state, part: slice, mask) -> Result:
             xs_, ys_ = jax.tree.map(lambda a: a[part], (xs, ys))
             of_part = None if reset is None else (flags[part], fresh)
-            grads, losses, _, new = gradient(params, state, xs_, ys_, mask, of_part)
-            return Result(grads, new, losses)
+            grads, losses, aux, new = gradient(params, state, xs_, ys_, mask, of_part)
+            return Result(grads, new, losses, aux)
 
         found = in_chunks(chunk, length, options, mask, Result(None, state), lambda end: None)
         new = found.end if options.keep_trace else found.end.replace(t=0 * found.end.t)
-        given = Gradient(found.learnt, found.losses, None, new)
+        given = Gradient(found.learnt, found.losses, found.aux, new)
         if found.stopped is not None:
             raise with_so_far(found.stopped, given, len(found.losses), length)
         return given
@@ -192,19 +218,15 @@ class SequenceCalls:
             of_params, of_opt_state, of_state = types_of((params, opt_state, state))
             skipped = P() if options.resets else None
             observed = None if options.observe is None else P()
-            return Trained._make((of_params, P(), None, of_state, of_opt_state, skipped, observed))
+            shown = P(), self.of_aux
+            return Trained._make((of_params, *shown, of_state, of_opt_state, skipped, observed))
 
         @partial(in_automatic_axes, types=types)
         def on_data(params, opt_state, state, data) -> Trained:
             if _jax.is_outermost():
                 return self._in_turns((params, opt_state), state, data)
             self._check_told()
-            if options.not_finite == 'raise':
-                raise OptionError(
-                    "not_finite is 'raise' inside of a transformation, where nothing can be "
-                    'raised. Call the function as it is, without jax.jit, or give '
-                    "'reset' and look at `skipped`."
-                )
+            options.check_inside_of_transformation()
             of_args = varying((params, opt_state, state, data))
             if options.resets and of_args:
                 raise NotSupportedError(
@@ -230,8 +252,8 @@ class SequenceCalls:
     def _trained(self, result: Result) -> Trained:
         """The answer, of a result that ends with a state."""
         params, opt_state = result.learnt
-        losses, end, skipped, rows = result.losses, result.end, result.skipped, result.aux
-        return Trained(params, losses, None, end, opt_state, skipped, rows)
+        shown = result.losses, result.aux
+        return Trained(params, *shown, result.end, opt_state, result.skipped, result.observed)
 
     def compiled(self, params, state: OnlineState, xs) -> Compiled:
         """The compiled step for these arguments."""
@@ -252,19 +274,15 @@ class SequenceCalls:
                 'carry from which a lane starts anew: a learner holds no arrays. Give '
                 'reset=(None, carry0), or (flags, carry0).'
             )
-        if options.resets and (names := compiled.without_batch):
-            tell(
-                f'not_finite is {options.not_finite!r}, and all samples start anew where one is '
-                'not finite: the step does not show which axis of its states is the batch. If it '
-                f'is axis 0, say so: braintrace.Policy(batched={names!r}).'
-            )
+        if options.resets:
+            compiled.tell_of_batch(options.not_finite)
         # shards may have the loss or the penalty in common: each has its part then
         example = _example(compiled, ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
         leaves = jax.tree.leaves(params)
         observer = compiled.around(
-            _step_of(compiled, self.loss),
+            _step_of(compiled, self.shown),
             params=leaves,
             places=tuple(range(len(leaves))),
             direct=frozenset(compiled.graph.direct),
@@ -297,14 +315,15 @@ class SequenceCalls:
         mask = None if mask is None else check_mask(mask, length)
         data = xs, ys, mask, None if reset is None else (flags, reset[1])
         if (key := signature((learnt, state, data))) not in self.kept:
-            loss, rows = jax.eval_shape(self.loss, *_example(compiled, ys)), None
+            (loss, aux), rows = jax.eval_shape(self.shown, *_example(compiled, ys)), None
             if options.observe is not None:
                 rows = jax.eval_shape(options.observe, learnt[0], state)
             delayed = options.delayed(compiled.graph, compiled.rule)
-            self.kept[key] = RunInTurns(length, delayed, (task_loss(loss), rows))
+            self.kept[key] = RunInTurns(length, delayed, (task_loss(loss), aux, rows))
 
         def turn(now: Result, bounds) -> Result:
-            return self.turn(now.end, (now.losses, now.aux), now.learnt, now.skipped, data, bounds)
+            shown = now.losses, now.aux, now.observed
+            return self.turn(now.end, shown, now.learnt, now.skipped, data, bounds)
 
         skipped = Skipped.none(state.t) if options.resets else None
         # the program takes the buffers of its state: the caller keeps his own
@@ -313,27 +332,10 @@ class SequenceCalls:
         result = self.kept[key].run(turn, first, mask, options.progress, lambda end: None)
         found, error = self._trained(result), result.stopped
         if error is None and options.not_finite == 'raise' and result.skipped is not None:
-            error = _not_finite(found.losses, result.skipped)
+            error = result.skipped.error(found.losses)
         if error is not None:
             raise with_so_far(error, found, len(found.losses), length)
         return found
-
-
-def _not_finite(losses: jax.Array, skipped: Skipped) -> NotFiniteError | None:
-    """The error that tells what was skipped; None if nothing was."""
-    updates, samples = jax.device_get(skipped)
-    counts = [f'{n} times sample {k}' for k, n in enumerate(samples.reshape(-1)) if n]
-    if not (updates or counts):
-        return None
-    counts = counts if samples.ndim else [f'{samples} times the state']
-    # where to look first
-    bad = jnp.flatnonzero(~jnp.isfinite(losses))
-    first = f' The first loss that is not finite is that of step {int(bad[0])}.' if len(bad) else ''
-    return NotFiniteError(
-        f'{updates} updates were not finite and were left out; with an empty trace started anew: '
-        f"{', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; look at the "
-        'data of these steps.'
-    )
 
 
 def _check_learnt(optimizer, params, opt_state) -> None:
@@ -344,14 +346,16 @@ def _check_learnt(optimizer, params, opt_state) -> None:
     check_opt_state(optimizer, params, opt_state)
 
 
-def _step_of(compiled: Compiled, loss: Callable) -> Callable:
-    """The step of a cell and a loss of its outputs, as :class:`ObservedStep` takes it."""
+def _step_of(compiled: Compiled, shown: Callable) -> Callable:
+    """The step of a cell and ``shown(outputs, target) -> (loss, aux)``, as :class:`ObservedStep`
+    takes it.
+    """
 
     def step(cell, params, world, x, y):
         inputs = jax.tree.leaves(x)
         outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
         outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
-        return (loss(outputs, y), None), (carry, ())
+        return shown(outputs, y), (carry, ())
 
     return step
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._compiler import describe_aval, param_name, path_key, path_name
 from .._jax import is_key
 from .._rules import counting, uncounted
-from .._windows import Gradient, Trained, check_flags
+from .._windows import Gradient, StepGradient, Trained, check_flags
 from ..errors import StructureError
 
 
@@ -312,23 +312,23 @@ def fold_lane(state: OnlineState, axis_name: str | int | jax.Array) -> OnlineSta
 Params = TypeVar('Params')
 
 
-class StepGradient(Protocol):
+class GradientOfStep(Protocol):
     """What ``learner.grad(loss_fn)`` is."""
 
     def __call__(
         self, params: Params, state: OnlineState, inputs: Any, targets: Any
-    ) -> Gradient[Params, jax.Array, OnlineState]: ...
+    ) -> StepGradient[Params, jax.Array, OnlineState]: ...
 
 
-class HeadGradients(Protocol):
+class GradientsOfHeads(Protocol):
     """What ``learner.heads(*losses)`` is."""
 
     def __call__(
         self, params: Params, state: OnlineState, inputs: Any, targets: Any
-    ) -> Gradient[tuple[Params, ...], tuple[jax.Array, ...], OnlineState]: ...
+    ) -> StepGradient[tuple[Params, ...], tuple[jax.Array, ...], OnlineState]: ...
 
 
-class SequenceGradient(Protocol):
+class GradientOfSequence(Protocol):
     """What ``learner.sequence_grad(loss_fn)`` is."""
 
     def __call__(
@@ -339,10 +339,10 @@ class SequenceGradient(Protocol):
         ys: Any,
         mask: Any = None,
         reset: tuple | None = None,
-    ) -> Gradient[Params, jax.Array, OnlineState]: ...
+    ) -> Gradient[Params, OnlineState]: ...
 
 
-class SequenceUpdate(Protocol):
+class UpdateOfSequence(Protocol):
     """What ``learner.sequence_update(loss_fn, optimizer)`` is."""
 
     def __call__(

@@ -137,7 +137,8 @@ class Recording:
         return topology_of(self.learner, self.cell, dict(self.roles))
 
     def grad(self, params, state, inputs, targets, mask=None):
-        """``Gradient, Record``: the numbers of ``learner.grad(loss)``, and what they were made of.
+        """``StepGradient, Record``: the numbers of ``learner.grad(loss)``, and what they were made
+        of.
 
         ``inputs`` (B, I), ``targets`` (B, O); ``mask`` (B,) weighs the losses of the lanes. Pure.
         Raises :class:`braintrace.errors.EtpDtypeError` for numbers that a receipt can not hold, and

@@ -10,7 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules, verify
-from braintrace.errors import OptionError, StructureError
+from braintrace.errors import OptionError, StepFunctionError, StructureError
 
 T, B = 6, 2
 W = jax.random.normal(jax.random.key(1), (5, 3)) / 2
@@ -162,3 +162,25 @@ def test_a_tuple_is_what_the_cell_takes_also_before_init(one):
         np.testing.assert_allclose(single, want, 1e-5)
         want = verify.bptt_gradients(cell, p, h, xs, ys, square) / T
         np.testing.assert_allclose(whole, want, 1e-5, 1e-7)
+
+
+def test_what_a_loss_returns_beside_itself_comes_back_along_a_sequence():
+    learner, params, optimizer = functional.online(cell), {'w': W}, optax.sgd(0.1)
+    h, want = CARRY, []
+    state = learner.init(params, CARRY, XS[0])
+    for x in XS:
+        h = h / 2 + jnp.tanh(jnp.concatenate([x, h], -1) @ W)
+        want.append(h)
+    both = lambda out, y: (loss(out, y), out)  # noqa: E731
+    plain = learner.sequence_grad(loss)(params, state, XS, YS)
+    for progress in (False, lambda step, losses: None):
+        call = learner.sequence_grad(both, has_aux=True, progress=progress)
+        found = call(params, state, XS, YS)
+        np.testing.assert_allclose(found.aux, jnp.stack(want), atol=1e-6)
+        np.testing.assert_allclose(found.grads['w'], plain.grads['w'], atol=1e-6)
+    assert plain.aux is None
+    update = learner.sequence_update(both, optimizer, update_every=T, has_aux=True)
+    found = update(params, optimizer.init(params), state, XS, YS)
+    np.testing.assert_allclose(found.aux, jnp.stack(want), atol=1e-6)
+    with pytest.raises(StepFunctionError, match=r'has_aux=True, but loss_fn.*\(loss, aux\)'):
+        learner.sequence_grad(loss, has_aux=True)(params, state, XS, YS)

@@ -65,14 +65,14 @@ def test_heads_are_calls_of_grad_and_of_mapped_samples_those_of_one_sample(net, 
         found, apart = heads(params, state, x, y), samples(params, by_sample, x, y)
         of_calls = calls(params, state, x, y)
         for k, (grads, value, *_) in enumerate(of_calls):
-            assert_close((found.losses[k], found.grads[k]), (value, grads))
+            assert_close((found.loss[k], found.grads[k]), (value, grads))
         _, _, outputs, new = of_calls[0]
-        assert_close((found.aux, found.state), (outputs, new))
-        assert_close((apart.aux, apart.state.carry), (outputs, new.carry))
+        assert_close((found.outputs, found.state), (outputs, new))
+        assert_close((apart.outputs, apart.state.carry), (outputs, new.carry))
         for b in range(B):
             of_calls = calls_of_one(params, ones[b], x[b], y[b])
             for k, (grads, value, *_) in enumerate(of_calls):
-                of_sample = jax.tree.map(lambda g, b=b: g[b], (apart.losses[k], apart.grads[k]))
+                of_sample = jax.tree.map(lambda g, b=b: g[b], (apart.loss[k], apart.grads[k]))
                 assert_close(of_sample, (value, grads))
             ones[b] = functional.reset(of_calls[0].state, flag[b], fresh[b])
         state = functional.reset(found.state, flag, carry)
