@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit as u
 
-from .._compiler import path_key, path_name
+from .._compiler import abstract, path_key, path_name
 from .._jax import Tracer
 from .._version import __version__
 from ..errors import NotSupportedError, OptionError, StructureError
-from .saving import as_like, named_leaves, numbers_of, refused
+from .saving import as_like, descriptions, named_leaves, numbers_of, refused
 
 FORMAT = 1  # of the files
 PROGRAM, TEXT, ARRAYS, MANIFEST = 'step.jax', 'step.mlir', 'state.npz', 'manifest.json'
-LOCATION = re.compile(r' loc\((?:"(?:[^"\\]|\\.)*"|#loc\d*|unknown)\)|^#loc.*\n', re.MULTILINE)
-# IREE 3.13 takes the hint and overwrites what it still reads: numbers of a step are wrong then
-ALIAS = re.compile(r' \{tf\.aliasing_output = \d+ : i32\}')
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
     """One step as a ``program`` over named arrays; :func:`export_step` makes it, :meth:`save`
-    writes it (:class:`braintrace.errors.OptionError` where a file is in the way),
-    :func:`load_exported` reads it.
+    writes it, :func:`load_exported` reads it.
 
+    - ``text``: the program as StableHLO, for the first platform
     - ``manifest``: names, shapes and dtypes of arguments and results, in their order, the bytes
       that are kept between calls, the learner's fingerprint, versions
     - ``arrays``: name -> array, of all that is kept, for the first call
 
     A result with the name of an argument is that argument of the next call. Random keys are their
-    integers.
+    integers, quantities the numbers in the unit of the example.
 
     >>> import jax.numpy as jnp, braintrace
     >>> from braintrace import functional
@@ -53,6 +50,7 @@ class Exported:
     """
 
     program: jax.export.Exported
+    text: str
     manifest: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
@@ -61,11 +59,6 @@ class Exported:
         given = [f'{r["name"]} {r["dtype"]}{r["shape"]}' for r in rows if not r['kept']]
         kept = self.manifest['bytes']['total']
         return f'Exported({self.manifest["kind"]}: {", ".join(given)}; {kept} bytes are kept)'
-
-    @cached_property
-    def text(self) -> str:
-        """The program as StableHLO, without places in the source and hints of aliases."""
-        return ALIAS.sub('', LOCATION.sub('', self.program.mlir_module()))
 
     @cached_property
     def _run(self) -> Callable:
@@ -77,38 +70,32 @@ class Exported:
         another name, shape or dtype.
         """
         given = {**arrays, **inputs}
-        rows = {row['name']: row for row in self.manifest['arguments']}
-        if wrong := sorted(given.keys() ^ rows.keys()):
+        found = descriptions(given, 'the call')
+        wanted = {r['name']: f'{r["dtype"]}{r["shape"]}' for r in self.manifest['arguments']}
+        if wrong := [
+            f'{name} is {found.get(name, "missing")}, and has to be {wanted.get(name, "left out")}'
+            for name in {**wanted, **found}
+            if found.get(name) != wanted.get(name)
+        ]:
             raise StructureError(
-                f'the step takes {list(rows)}; missing or unknown: {wrong}. Give the arrays of the '
-                'call before, at first `exported.arrays`, and each input by its name.'
+                f'the step does not take this: {"; ".join(wrong)}. Give the arrays of the call '
+                'before, at first `exported.arrays`, and each input by its name. A program has one '
+                'shape: for another one export the step with an example like it.'
             )
-        for name, row in rows.items():
-            found = f'{jnp.result_type(given[name])}{list(jnp.shape(given[name]))}'
-            if found != (wanted := f'{row["dtype"]}{row["shape"]}'):
-                raise StructureError(
-                    f'{name} is {found}; the program was made for {wanted}, and has no other '
-                    'shapes. Convert it, or export the step again with an example like it.'
-                )
-        found = self._run(*(given[name] for name in rows))
-        results = dict(zip((row['name'] for row in self.manifest['results']), found, strict=True))
+        results = self._run(given)
         return {name: results.pop(name, array) for name, array in arrays.items()}, results
 
     def save(self, folder) -> None:
         """Write ``step.mlir`` (StableHLO), ``step.jax`` (``jax.export``; it needs flatbuffers, of
-        the extra ``edge``), ``state.npz`` (two bytes for a bfloat16), and last ``manifest.json``.
-        Raises :class:`braintrace.errors.OptionError` where ``folder`` is a file.
+        the extra ``edge``), ``state.npz`` (two bytes for a bfloat16), and last ``manifest.json``;
+        raises ``OSError`` where the folder can not be made.
         """
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise OptionError(f'{folder} is there and no folder. Give the path of a folder.')
-        program = self.program.serialize()
+        folder, program = Path(folder), self.program.serialize()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)  # files that are torn have none
+        (folder / MANIFEST).unlink(missing_ok=True)  # a folder that is half written has none
         (folder / PROGRAM).write_bytes(program)
         (folder / TEXT).write_text(self.text, encoding='utf-8')
-        with open(folder / ARRAYS, 'wb') as stream:
-            np.savez(stream, **self.arrays)  # type: ignore[arg-type]
+        np.savez(folder / ARRAYS, **self.arrays)  # type: ignore[arg-type]
         sums = {name: zlib.crc32((folder / name).read_bytes()) for name in (PROGRAM, TEXT, ARRAYS)}
         manifest = json.dumps({**self.manifest, 'crc32': sums}, indent=1)
         (folder / MANIFEST).write_text(manifest, encoding='utf-8')
@@ -142,47 +129,40 @@ def load_exported(folder) -> Exported:
         with np.load(folder / ARRAYS) as kept:
             arrays = {name: kept[name].view(dtypes[name]) for name in kept}
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
-    return Exported(program, manifest, arrays)
+        return Exported(program, (folder / TEXT).read_text(encoding='utf-8'), manifest, arrays)
 
 
 def exported(step: Callable, kept: Mapping, given: Mapping, platforms, about) -> Exported:
     """The program of ``step(**kept, **given) -> dict``: parts of the result that ``kept`` has too
     go on to the next call. Both are part -> tree; of ``given`` shapes are enough.
     """
-    named = {}
-    for part, tree in {**kept, **given}.items():
-        named[part] = named_leaves(tree, partial(_name, part))
-        for name, leaf in named[part][0].items():
-            _check(name, leaf, numbers_wanted=part in kept)
-    leaves = {name: leaf for found, _ in named.values() for name, leaf in found.items()}
-    results: dict[str, Any] = {}
+    named = {part: _named(part, tree) for part, tree in {**kept, **given}.items()}
+    avals = {
+        name: _aval(name, leaf, part in kept)
+        for part, (leaves, _) in named.items()
+        for name, leaf in leaves.items()
+    }
+    texts = []
+    for _ in range(2):
 
-    def flat(*numbers):
-        values = dict(zip(leaves, map(as_like, numbers, leaves.values()), strict=True))
-        trees = {
-            part: jax.tree.unflatten(treedef, [values[name] for name in found])
-            for part, (found, treedef) in named.items()
-        }
-        for part, tree in step(**trees).items():
-            results.update(named_leaves(tree, partial(_name, part))[0])
-        return tuple(map(numbers_of, results.values()))
+        def flat(values):
+            trees = {
+                part: treedef.unflatten([as_like(values[name], x) for name, x in leaves.items()])
+                for part, (leaves, treedef) in named.items()
+            }
+            found = [_named(part, tree)[0] for part, tree in step(**trees).items()]
+            return {name: numbers_of(leaf) for leaves in found for name, leaf in leaves.items()}
 
-    avals = [jax.eval_shape(numbers_of, leaf) for leaf in leaves.values()]
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]  # no weak types
-    goes_on = {part for part in kept if part != 'params' or about['kind'] == 'learning'}
-    donated = [k for k, name in enumerate(leaves) if name.split('/')[0] in goes_on]
-    # an argument that the step does not read keeps its place
-    jitted = jax.jit(flat, keep_unused=True, donate_argnums=donated)
-    rows = {name: _row(name, aval) for name, aval in zip(leaves, avals, strict=True)}
-    after = [_row(*pair) for pair in zip(results, jax.eval_shape(jitted, *avals))]
-    for row in after:
-        if row['name'] in rows and row != (old := rows[row['name']]):
-            raise StructureError(
-                f'before the step {old}, after it {row}: it can not go on from its own result. '
-                'Cast it in the cell, or in the optimizer.'
-            )
+        jitted = jax.jit(flat, keep_unused=True)  # what the step does not read keeps its place
+        texts.append(jitted.trace(avals).lower(lowering_platforms=tuple(platforms[:1])).as_text())
+    if texts[0] != texts[1]:
+        raise OptionError(
+            'the step is another one each time that it is traced, as by an optimizer or a loss '
+            'that counts in Python; the program would repeat one of them for ever. Keep the count '
+            'in an array, as the state of optax.scale_by_schedule does.'
+        )
     try:
-        program = jax.export.export(jitted, platforms=list(platforms))(*avals)
+        program = jax.export.export(jitted, platforms=platforms)(avals)
     except (NotImplementedError, ValueError) as error:
         raise NotSupportedError(
             'the step calls a function of this process, which no other process has: '
@@ -190,48 +170,58 @@ def exported(step: Callable, kept: Mapping, given: Mapping, platforms, about) ->
             'optimizer, or a kernel of a sparse op by numba: export it where numba is not '
             f'installed. JAX says: {error!s:.150}'
         ) from error
-    first = {
-        part: {k: np.asarray(numbers_of(x)) for k, x in named[part][0].items()} for part in kept
+    after = jax.tree.unflatten(program.out_tree, program.out_avals)
+    arguments, results = _rows(avals), _rows(after)
+    for row in results:
+        for old in arguments:
+            if row['name'] == old['name'] and row != old:
+                raise StructureError(
+                    f'before the step {old}, after it {row}: it can not go on from its own result. '
+                    'Cast it in the cell, or in the optimizer.'
+                )
+    arrays = {
+        name: np.asarray(numbers_of(leaf), avals[name].dtype)
+        for part in kept
+        for name, leaf in named[part][0].items()
     }
-    sizes = {part: sum(x.nbytes for x in found.values()) for part, found in first.items()}
+    sizes = {part: sum(arrays[name].nbytes for name in named[part][0]) for part in kept}
     manifest = {
         'format': FORMAT,
         'versions': {'braintrace': __version__, 'jax': jax.__version__},
         'platforms': list(platforms),
-        'arguments': [{**row, 'kept': k.split('/')[0] in kept} for k, row in rows.items()],
-        'results': after,
-        'donated': donated,
+        'arguments': [{**row, 'kept': row['name'] in arrays} for row in arguments],
+        'results': results,
+        'donated': [k for k, row in enumerate(arguments) if row in results],
         'bytes': {**sizes, 'total': sum(sizes.values())},
-        'custom_calls': sorted(set(re.findall(r'custom_call @(\w+)', program.mlir_module()))),
         **about,
     }
-    return Exported(program, manifest, {k: x for found in first.values() for k, x in found.items()})
+    return Exported(program, texts[0], manifest, arrays)
 
 
-def _name(part: str, path, leaf) -> str:
-    return path_name((part, *path_key(path)))
+def _named(part: str, tree) -> tuple[dict[str, Any], Any]:
+    return named_leaves(tree, lambda path, leaf: path_name((part, *path_key(path))))
 
 
-def _row(name: str, aval) -> dict[str, Any]:
-    return {'name': name, 'shape': list(aval.shape), 'dtype': str(aval.dtype)}
+def _rows(avals: Mapping) -> list[dict[str, Any]]:
+    found = sorted(avals.items())  # the order in which JAX takes a dict
+    return [{'name': name, 'shape': list(x.shape), 'dtype': str(x.dtype)} for name, x in found]
 
 
-def _check(name: str, leaf, numbers_wanted: bool) -> None:
-    if not hasattr(leaf, 'dtype'):
-        raise StructureError(
-            f'{name} is {leaf!r:.40}, a {type(leaf).__name__}: a program keeps arrays alone. Make '
-            'it an array: `jax.tree.map(jax.numpy.asarray, tree)`.'
-        )
-    if isinstance(leaf, Tracer):
-        raise OptionError(f'{name} is traced: call export outside of jit, vmap and grad.')
-    if numbers_wanted and isinstance(leaf, jax.ShapeDtypeStruct):
+def _aval(name: str, leaf, numbers_wanted: bool) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the numbers of a leaf."""
+    array = u.get_magnitude(leaf)
+    if numbers_wanted and isinstance(array, Tracer | jax.ShapeDtypeStruct):
         raise OptionError(
-            f'{name} is a shape, and the first call takes numbers: make the state by '
-            '`learner.init` itself, without eval_shape.'
+            f'{name} has no numbers, and the first call takes some: call export outside of jit, '
+            'vmap and grad, with a state that `learner.init` made itself, without eval_shape.'
         )
-    devices = getattr(getattr(leaf, 'sharding', None), 'device_set', ())
+    devices = getattr(getattr(array, 'sharding', None), 'device_set', ())
     if len(devices) > 1:
         raise OptionError(
             f'{name} lies on {len(devices)} devices; a program is exported for one. Bring it to '
-            'one first: `jax.device_put(tree, jax.devices()[0])`.'
+            'one first: `jax.device_put(tree, jax.devices()[0])`, and of a module that is placed: '
+            'restore `jax.device_get(learner.save())` in a learner that is not.'
         )
+    with refused(f'{name} is no array of JAX'):
+        aval = jax.eval_shape(numbers_of, abstract(array))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)  # no weak type

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from .._compiler import abstract, is_inexact
 from .._signatures import public
-from .._windows import Optimizer, check_opt_state, check_optimizer, optimised
+from .._windows import Optimizer, check_optimizer, optimised
 from ..errors import OptionError
 from ..extra.edge import Exported, exported
 from ._online import OnlineLearner
-from ._state import OnlineState, check_carry0
+from ._sequences import check_learnt
+from ._state import OnlineState
 from ._state import reset as put_back
+
+PLATFORMS = {'cpu', 'cuda', 'rocm', 'tpu'}
 
 
 @public('functional.export_step')
@@ -39,7 +41,8 @@ def export_step(
     - with a loss alone: ``params, carry, trace, t, x, y -> carry, trace, t, grads, loss, outputs``
     - with ``loss_fn=None``, inference: ``params, carry, x -> carry, outputs``
 
-    An array is named by its part and its path there, as ``trace/W/carry/weight/0``.
+    An array is named by its part and its path there, as ``trace/W/carry/weight/0``; names stand in
+    their alphabetical order.
 
     Parameters
     ----------
@@ -63,10 +66,11 @@ def export_step(
     Raises
     ------
     OptionError
-        Another option; arrays that are traced, shapes alone, or on several devices.
+        Another option; arrays that are traced, shapes alone, or on several devices; a count in
+        Python.
     StructureError
-        Params, state or ``x`` are not the learner's, or a leaf is no array, or a step changes its
-        dtype or shape.
+        Params, state or ``x`` are not the learner's, a leaf is no array, a step changes its dtype
+        or shape, or no optimizer can change a parameter.
     NotSupportedError
         The step calls a function of this process.
 
@@ -97,28 +101,29 @@ def export_step(
             'give a loss_fn and a target y, with or without an optimizer; or, for inference, none '
             'of the three.'
         )
-    if isinstance(platforms, str) or not set(platforms) <= {'cpu', 'cuda', 'rocm', 'tpu'}:
-        raise OptionError(
-            f"platforms is {platforms!r}; give several of 'cpu', 'cuda', 'rocm', 'tpu'."
-        )
+    if not (isinstance(platforms, tuple | list) and platforms and {*platforms} <= PLATFORMS):
+        raise OptionError(f'platforms is {platforms!r}; give several of {sorted(PLATFORMS)}.')
+    compiled = learner.matching(params, state, learner.taken(x))
     parts = ('carry',) if loss_fn is None else ('carry', 'trace', 't')
     kept, given = {'params': params}, {'x': x}
     if optimizer is not None:
-        kept['optimizer'] = _checked_opt_state(optimizer, params, opt_state)
+        check_optimizer(optimizer)
+        kept['optimizer'] = optimizer.init(params) if opt_state is None else opt_state
+        check_learnt(optimizer, params, kept['optimizer'])
     kept |= {part: getattr(state, part) for part in parts}
     if loss_fn is not None:
         given['y'] = y
     if reset is not False:
         given['reset'] = jax.ShapeDtypeStruct(state.t.shape, bool)
-        carry0 = state.carry if reset is True else reset
-        check_carry0(state.carry, carry0)
+    carry0 = state.carry if reset is True else reset
     if reset is True and (state.t > 0).any():
         raise OptionError(
             'reset is True, and the state has taken steps, so its carry is no beginning. Give the '
             'carry that samples start from: `reset=carry0`.'
         )
     base = state if loss_fn is not None else state.replace(trace={})
-    frozen = learner.matching(params, state, learner.taken(x)).frozen
+    leaves, treedef = jax.tree.flatten(params)
+    learns = [k not in compiled.frozen and is_inexact(abstract(p)) for k, p in enumerate(leaves)]
 
     def step(**now):
         params, x = now['params'], now['x']
@@ -129,36 +134,13 @@ def export_step(
             outputs, carry = learner.cell(params, before.carry, *learner.taken(x))
             return {'carry': carry, 'outputs': outputs}
         grads, loss, outputs, after = learner.grad(loss_fn)(params, before, x, now['y'])
-        new = {part: getattr(after, part) for part in parts}
+        new = {'loss': loss, 'outputs': outputs, **{part: getattr(after, part) for part in parts}}
         if optimizer is None:
-            return {**new, 'grads': grads, 'loss': loss, 'outputs': outputs}
-        leaves, treedef = jax.tree.flatten(params)
-        inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
-        moves = treedef.unflatten([k not in frozen and yes for k, yes in enumerate(inexact)])
-        learnt = params, now['optimizer']
+            return {'grads': grads, **new}
+        learnt, moves = (params, now['optimizer']), treedef.unflatten(learns)
         params, opt_state = optimised(optimizer, learnt, grads, moves, loss)
-        return {'params': params, 'optimizer': opt_state, **new, 'loss': loss, 'outputs': outputs}
+        return {'params': params, 'optimizer': opt_state, **new}
 
     kind = 'inference' if loss_fn is None else 'gradient' if optimizer is None else 'learning'
     about = {'kind': kind, 'learner': learner.fingerprint()}
     return exported(step, kept, given, platforms, about)
-
-
-def _checked_opt_state(optimizer: Optimizer, params, opt_state):
-    """The optimizer's state before the first step; refuse an optimizer that counts elsewhere."""
-    check_optimizer(optimizer)
-    opt_state = optimizer.init(params) if opt_state is None else opt_state
-    check_opt_state(optimizer, params, opt_state)
-    every = jax.tree.map(lambda _: True, params)
-    traced = [
-        jax.make_jaxpr(lambda p, o: optimised(optimizer, (p, o), p, every, 0.0))(params, opt_state)
-        for _ in range(2)
-    ]
-    one, two = (re.sub(r'0x\w+', '', str(jaxpr)) for jaxpr in traced)
-    if one != two:
-        raise OptionError(
-            'the optimizer does something else each time that it is traced, as one that counts in '
-            'Python; an exported program would repeat one step for ever. Keep the count in its '
-            'state, as optax.scale_by_schedule does.'
-        )
-    return opt_state

@@ -241,7 +241,7 @@ class SequenceCalls:
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data):
             run, of_loss = self.run_of(axes, options, params, state, data)
-            _check_learnt(options.optimizer, params, opt_state)
+            check_learnt(options.optimizer, params, opt_state)
             result = run_updates(run, opt_state)
             found = self._trained(result._replace(end=_after(state, result.end)))
             of_params, of_opt_state = of_learnt
@@ -310,7 +310,7 @@ class SequenceCalls:
         """Updates where no transformation surrounds the call: compiled, and in turns."""
         (xs, ys, mask, reset), options = data, self.options
         length, compiled = length_of(xs, ys), self.compiled(learnt[0], state, xs)
-        _check_learnt(options.optimizer, *learnt)
+        check_learnt(options.optimizer, *learnt)
         flags, _ = _resets(compiled, reset, state, length)
         mask = None if mask is None else check_mask(mask, length)
         data = xs, ys, mask, None if reset is None else (flags, reset[1])
@@ -338,7 +338,7 @@ class SequenceCalls:
         return found
 
 
-def _check_learnt(optimizer, params, opt_state) -> None:
+def check_learnt(optimizer, params, opt_state) -> None:
     """Refuse what an optimiser can not change, and a state that is not its own."""
     # integers, such as the places of sparse entries, stay as they are in updates
     integer = lambda p: jnp.issubdtype(jnp.result_type(p), jnp.integer)  # noqa: E731

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax, functional, rules
-from braintrace.errors import StructureError
+from braintrace.errors import OptionError, StructureError
 from tests import oracles
 from tests.compare import errors
 from tests.devices import hlo
@@ -68,7 +68,17 @@ def of_a_module() -> dict:
     half.place(jax.make_mesh((4,), ('b',), axis_types=(AUTO,), devices=jax.devices()[4:]))
     placed.restore(half.save())  # an array that stayed there would be refused beside the others
     got = grads(placed, put(xs, None, 'b'))
+    alone, zero, said = make(), jnp.zeros(()), ''
+    try:
+        placed.export(loss, xs[0], zero)
+    except OptionError as error:
+        said = str(error)
+    alone.restore(jax.device_get(placed.save()))
+    step = alone.export(loss, xs[0], zero)
+    outputs = step(step.arrays, x=xs[0], y=zero)[1]['outputs']
     return {
+        'said': said,
+        'exported': float(abs(outputs - np.asarray(placed(put(xs[0], 'b')))).max()),
         'error': max(errors(got, grads(make(), xs)).values()),
         'shard': shard(placed.etrace.value['trace']),
         'whole': sum(a.nbytes for a in jax.tree.leaves(placed.etrace.value['trace'])),
@@ -128,6 +138,27 @@ def refused() -> list[str]:
     state = learner.init(jax.device_put(p, first), jax.device_put(c, first), xs[0])
     p, xs, ys = jax.device_put((p, xs, ys), second)
     return said_to(learner, p, state, xs, ys)
+
+
+def exported() -> dict:
+    """What an export says to a state on eight devices, and the error of one that follows what it
+    says.
+    """
+    p, c, (xs, ys) = setting()
+    learner, (_, put), said = functional.online(CELL.run), eight(AUTO), []
+    wanted = learner.grad(loss)(p, learner.init(p, c, xs[0]), xs[0], ys[0]).grads
+    p, c = put(p), put(c, 'b')
+    state = learner.init(p, c, put(xs[0], 'b'))
+    one = jax.device_put((p, state), jax.devices()[0])
+    for params, now in ((p, one[1]), (one[0], state)):
+        try:
+            functional.export_step(learner, loss, params, now, xs[0], ys[0])
+        except OptionError as error:
+            said.append(str(error))
+    step = functional.export_step(learner, loss, *one, xs[0], ys[0])
+    results = step(step.arrays, x=xs[0], y=ys[0])[1]
+    found = {name: results[f'grads/{name}'] for name in wanted}
+    return {'said': said, 'error': max(errors(found, wanted).values())}
 
 
 def outside() -> list[str]:
@@ -201,6 +232,7 @@ if __name__ == '__main__':
                 'module': of_a_module(),
                 'report': reported(),
                 'refused': refused(),
+                'exported': exported(),
                 'outside': outside(),
             }
         )

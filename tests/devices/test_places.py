@@ -30,12 +30,19 @@ def test_eight_devices_have_their_parts_and_say_so():
     assert found['unshared'] < 1e-12
     assert all(8 * part == whole for part, whole in found['init']), found['init']
     module, report = found['module'], found['report']
-    assert module['error'] < 1e-5 and 8 * module['shard'] == module['whole']
+    assert max(module['error'], module['exported']) < 1e-5
+    assert 8 * module['shard'] == module['whole']
     assert report['held'] == pytest.approx(report['arguments'], rel=0.1)
     assert report['gradient'] == pytest.approx(report['moved'], rel=0.1)
     refused = found['refused']
     assert len(refused) == 6
     assert all("{'b': 4} of 4 devices, and the state on another one" in text for text in refused)
+    exported = found['exported']
+    assert exported['error'] < 1e-12
+    of_params, of_state = exported['said']
+    assert of_params.startswith('params/') and of_state.startswith('carry/h lies on 8 devices')
+    assert all('`jax.device_put(tree, jax.devices()[0])`' in text for text in exported['said'])
+    assert '`jax.device_get(learner.save())`' in module['said']
     assert max(found['explicit']) < 1e-12
     outside = found['outside']
     assert len(outside) == 6 and all('Run it inside of `with jax.set_mesh' in t for t in outside)

@@ -54,6 +54,7 @@ def as_in_a_process_of_its_own():
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # files that a page writes are imported from here
     paths = os.pathsep.join(map(str, (ROOT, ROOT / 'receipts')))
     monkeypatch.setenv('PYTHONPATH', paths)  # of the processes that a page starts
     values: dict = {}
