@@ -125,7 +125,7 @@ def by_hand(learner, params, state, optimizer, xs, ys):
     def step(params, opt, state, x, y):
         found = learner.grad(loss)(params, state, x, y)
         updates, opt = optimizer.update(found.grads, opt, params)
-        return optax.apply_updates(params, updates), opt, found.state, found.losses
+        return optax.apply_updates(params, updates), opt, found.state, found.loss
 
     opt, losses = optimizer.init(params), []
     for x, y in zip(xs, ys, strict=True):
