@@ -75,6 +75,16 @@ class Seen(NamedTuple):
     pull: Callable
 
 
+class CompiledSteps:
+    """The steps that a learner has compiled, by shapes and mesh, and the checks of fingerprints
+    that wait for the first: a cache, as a function under ``jit`` has one.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[tuple, Compiled] = {}
+        self.checks: list[Callable] = []
+
+
 class Compiled:
     """One shape signature: graph, executor and the differentiable step on flat leaves."""
 

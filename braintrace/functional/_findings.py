@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, Policy, Program, abstract, describe_aval, path_name
+from .._compiler import Diagnostic, ETraceGraph, Policy, Program, abstract, describe_aval, path_name
 from .._report import make_report, message, placed
 from .._rules import Rule, tree_bytes
 from .._warnings import tell
@@ -21,16 +21,21 @@ from ._state import flatten_paths
 LARGE = 2**30  # bytes of a trace of which a user is told
 
 
-def tell_findings(graph: ETraceGraph, rule: Rule | None, warned: set) -> None:
-    """One warning for each thing that the user can mend and has not been told, at the line that
-    compiles; without traces nothing is lost behind a readout.
+def tell_findings(graph: ETraceGraph, rule: Rule | None, earlier: list[ETraceGraph]) -> None:
+    """One warning for each thing that the user can mend, at the line that compiles, if it was not
+    told of ``earlier`` graphs; without traces nothing is lost behind a readout.
     """
+    told = {_place(found) for graph in earlier for found in graph.diagnostics}
     silent = () if rule is not None and rule.remembers else ('leaky-readout',)
     for found in graph.diagnostics:
-        key = (found.kind, found.path, found.location)
-        if found.level == 'warning' and found.kind not in silent and key not in warned:
-            tell(f'{placed(message(graph, found), found.location)}.')
-            warned.add(key)
+        if found.level != 'warning' or found.kind in silent or _place(found) in told:
+            continue
+        told.add(_place(found))
+        tell(f'{placed(message(graph, found), found.location)}.')
+
+
+def _place(found: Diagnostic) -> tuple:
+    return found.kind, found.path, found.location
 
 
 def tell_size(graph: ETraceGraph, rule: Rule) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -42,7 +42,7 @@ from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra.observed import decoded, observed_step
 from ..extra.saving import fingerprint
 from ..extra.sharding import placed, share_of, state_specs
-from ._compiled import Compiled
+from ._compiled import Compiled, CompiledSteps
 from ._findings import (
     check_strict,
     refuse_shapes,
@@ -131,9 +131,10 @@ class OnlineLearner:
     hidden: Callable = no_key
     policy: Policy = DEFAULT
     recompile: str = '`learner.init(params, carry, *inputs)`'
-    _kept: dict = field(default_factory=dict, init=False)
-    _warned: set = field(default_factory=set, init=False)
-    _expected: list = field(default_factory=list, init=False)
+
+    @cached_property
+    def _compiled(self) -> CompiledSteps:
+        return CompiledSteps()
 
     def __dir__(self) -> list[str]:
         """What users call; the compiled steps are for those who build on this."""
@@ -141,8 +142,7 @@ class OnlineLearner:
 
     def __getstate__(self) -> dict:
         """A copy, or a pickle, has compiled nothing."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**own, '_kept': {}, '_warned': set(), '_expected': []}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
@@ -150,11 +150,12 @@ class OnlineLearner:
         given = ((name, getattr(self, name)) for name in fields)
         options = [f'{n}={shown(x)}' for n, x in given if x not in (_always, no_key, DEFAULT)]
         text = ', '.join([shown(self.cell), shown(self.rule), *options])
-        if not self._kept:
+        number = len(self._compiled.steps)
+        if not number:
             return f'OnlineLearner({text}): not compiled; its first call compiles it'
         kinds = [route.kind for route in self.first.graph.routes.values()]
         counts = ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))
-        more = f', for {len(self._kept)} signatures' if len(self._kept) > 1 else ''
+        more = f', for {number} signatures' if number > 1 else ''
         return f'OnlineLearner({text}): compiled{more}; parameters: {counts}'
 
     # compiling ------------------------------------------------------------------------------------
@@ -168,9 +169,10 @@ class OnlineLearner:
             check_arrays(tree, what)
         of_shapes = signature((params, carry, inputs))
         key = of_shapes, surrounding_mesh()
-        if key in self._kept:
-            return self._kept[key]
-        if self._kept and not new and all(shapes != of_shapes for shapes, _ in self._kept):
+        steps = self._compiled.steps
+        if key in steps:
+            return steps[key]
+        if steps and not new and all(shapes != of_shapes for shapes, _ in steps):
             refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
         # compiling computes with constants of the host
         with jax.transfer_guard('allow'), without_explicit_axes():
@@ -189,26 +191,26 @@ class OnlineLearner:
                 tell_size(graph, self.rule)
             if self.policy.strict:
                 check_strict(graph)
-            tell_findings(graph, self.rule, self._warned)
-            self._kept[key] = Compiled(graph, self.rule)
+            tell_findings(graph, self.rule, [step.graph for step in steps.values()])
+            steps[key] = Compiled(graph, self.rule)
         try:
-            for check in self._expected:
+            for check in self._compiled.checks:
                 check(self.fingerprint())
         except StructureError:
-            del self._kept[key]
+            del steps[key]
             self.__dict__.pop('_fingerprint', None)
             raise
-        self._expected.clear()
-        return self._kept[key]
+        self._compiled.checks.clear()
+        return steps[key]
 
     @property
     def is_compiled(self) -> bool:
         """Whether it has compiled the step for any shapes."""
-        return bool(self._kept)
+        return bool(self._compiled.steps)
 
     def expect(self, check: Callable) -> None:
         """Hand the fingerprint to ``check``, which raises, when the first shapes are compiled."""
-        self._expected.append(check)
+        self._compiled.checks.append(check)
 
     def taken(self, given) -> tuple:
         """The inputs of a step, of what a call is given for them: a tuple holds several, unless
@@ -216,7 +218,7 @@ class OnlineLearner:
         """
         if type(given) is not tuple:
             return (given,)
-        known = [compiled.program.trees['inputs'] for compiled in self._kept.values()]
+        known = [compiled.program.trees['inputs'] for compiled in self._compiled.steps.values()]
         if not known:
             return given if takes_several(self.cell, given) else (given,)
         one = jax.tree.structure((given,)) in known and jax.tree.structure(given) not in known
@@ -225,12 +227,12 @@ class OnlineLearner:
     @property
     def first(self) -> Compiled:
         """The first compiled signature."""
-        if not self._kept:
+        if not self._compiled.steps:
             raise NotCompiledError(
                 'nothing is compiled yet. Call `learner.init(params, carry, *inputs)` first, or '
                 '`jax.eval_shape(learner.init, params, carry, *inputs)`, which allocates nothing.'
             )
-        return next(iter(self._kept.values()))
+        return next(iter(self._compiled.steps.values()))
 
     # the pure functions ---------------------------------------------------------------------------
 
@@ -423,7 +425,7 @@ class OnlineLearner:
         if self.rule is None:
             return {}
         own = signature((state.trace, state.t))
-        for compiled in [self.first, *self._kept.values()]:
+        for compiled in [self.first, *self._compiled.steps.values()]:
             if compiled.state_signature == own:
                 return decoded(compiled, jax.tree.leaves(params), state.trace, state.t)
         raise StructureError(OTHER_TRACE)
@@ -677,8 +679,9 @@ class OnlineLearner:
 
     def _tell_others(self, what: str) -> None:
         """Tell that a signature inside of a ``shard_map`` has other, local shapes."""
-        shapes = {of_shapes for of_shapes, _ in self._kept}
-        if len(shapes) > 1 and len({mesh is None for _, mesh in self._kept}) > 1:
+        steps = self._compiled.steps
+        shapes = {of_shapes for of_shapes, _ in steps}
+        if len(shapes) > 1 and len({mesh is None for _, mesh in steps}) > 1:
             tell(
                 f'`{what}` is that of the shapes that were compiled first, and this learner runs '
                 'inside of a shard_map with others, those of a shard. Make a learner for each.'
