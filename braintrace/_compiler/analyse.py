@@ -82,7 +82,9 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
     derived = find_derived(positions)
-    groups = tuple(_group(positions, states, derived) for states in positions.groups)
+    names = _group_names(program, policy)
+    groups = tuple(_group(positions, states, derived, names) for states in positions.groups)
+    _check_names(groups)
     group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
@@ -115,14 +117,23 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     return replace(graph, findings=findings)
 
 
-def _group(positions: Positions, states: Sequence[int], derived: Derived) -> HiddenGroup:
+def _group(
+    positions: Positions, states: Sequence[int], derived: Derived, names: dict[int, str]
+) -> HiddenGroup:
+    """``names``: of groups, by the place of a state of theirs in the carry."""
     program = positions.program
     every = [program.hidden[s] for s in states]
     carry = tuple(c for c in every if c not in derived.states)
     own = [s for s in states if program.hidden[s] in carry]
     reads = tuple(tuple(r in _old(positions, s, derived) for r in own) for s in own)
     paths = tuple(program.carry_names[c] for c in carry)
-    name = ','.join(p.replace(',', '~2') for p in paths)
+    given = list(dict.fromkeys(names[c] for c in every if c in names))
+    if len(given) > 1:
+        raise OptionError(
+            f'groups names {given}, and their states are one group ({", ".join(paths)}): leave one '
+            'of the names.'
+        )
+    name = given[0] if given else ','.join(p.replace(',', '~2') for p in paths)
     aval = program.avals[program.carry[carry[0]]]
     made = tuple(c for c in every if c in derived.states)
     return HiddenGroup(name, paths, carry, aval.shape, aval.dtype, made, reads)
@@ -166,14 +177,8 @@ def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, .
 def _named(program: Program, policy: Policy) -> frozenset[int]:
     """Positions in the carry that ``policy.batched`` names, all of one batch size."""
     named: dict[int, str] = {}
-    leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.batched:
-        if path not in leaves:
-            raise OptionError(
-                f'batched names {path!r}, which is no leaf of the carry; its leaves '
-                f'are {list(leaves)}.'
-            )
-        named |= dict.fromkeys(leaves[path], path)
+        named |= dict.fromkeys(_pieces(program, 'batched', path), path)
     avals = {path: program.avals[program.carry[c]] for c, path in named.items()}
     sizes = {aval.shape[:1] for aval in avals.values()}
     if () in sizes or len(sizes) > 1:
@@ -182,6 +187,32 @@ def _named(program: Program, policy: Policy) -> frozenset[int]:
             f'batched names {found}; name states whose axis 0 is the batch, as long in each.'
         )
     return frozenset(named)
+
+
+def _group_names(program: Program, policy: Policy) -> dict[int, str]:
+    """The names of ``policy.groups``, by the places in the carry of the states that they name."""
+    found: dict[int, str] = {}
+    for name, path in dict(policy.groups).items():
+        found |= dict.fromkeys(_pieces(program, 'groups', path), name)
+    return found
+
+
+def _pieces(program: Program, option: str, path: str) -> Collection[int]:
+    """The places in the carry of the leaf that an option of the policy names."""
+    leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
+    if path not in leaves:
+        raise OptionError(
+            f'{option} names {path!r}, which is no leaf of the carry; its leaves '
+            f'are {list(leaves)}.'
+        )
+    return leaves[path]
+
+
+def _check_names(groups: Sequence[HiddenGroup]) -> None:
+    names = [group.name for group in groups]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        paths = [group.paths for group in groups if group.name == twice[0]]
+        raise OptionError(f'groups has {twice[0]!r} for several groups: {paths}; name each.')
 
 
 def check_learnable(graph: ETraceGraph) -> None:

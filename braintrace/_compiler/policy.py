@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Literal
@@ -44,6 +44,9 @@ class Policy:
     - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show
       it. A reset of single lanes puts back only states of which it is known which axis that is.
 
+    - ``groups``: names of groups of states, a dict name -> path of a state of the group. Reports,
+      messages and the state of a trace have the name in the place of the group's paths.
+
     >>> import braintrace
     >>> braintrace.Policy(unroll=0)
     Policy(unroll=0)
@@ -59,6 +62,7 @@ class Policy:
     linear_loops: Literal['auto', 'sequential'] = 'auto'
     mark: str | Callable | None = None
     batched: tuple[str, ...] = ()
+    groups: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -91,6 +95,14 @@ class Policy:
                 "('count',)."
             )
 
+        groups = self.groups.items() if isinstance(self.groups, Mapping) else self.groups
+        if not isinstance(groups, Iterable) or not all(map(_is_name_of_path, groups)):
+            raise OptionError(
+                f'groups is {self.groups!r}; give a dict of names without a comma, each with the '
+                "path of a state of its group, such as {'cells': 'neurons/V'}."
+            )
+        object.__setattr__(self, 'groups', tuple(groups))  # so that it has a hash
+
     def __repr__(self) -> str:
         """What is not as by default."""
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -105,6 +117,11 @@ class Policy:
     def marking(self, mark: str | Callable | None) -> Policy:
         """This policy with ``mark``; None leaves it as it is."""
         return self if mark is None else replace(self, mark=mark)
+
+
+def _is_name_of_path(pair) -> bool:
+    of_two = isinstance(pair, tuple) and len(pair) == 2
+    return of_two and all(isinstance(text, str) and text for text in pair) and ',' not in pair[0]
 
 
 Policy.__init__ = public('Policy')(Policy.__init__)  # type: ignore[method-assign]

@@ -60,7 +60,8 @@ def known(graph: ETraceGraph, rule: Any) -> tuple[str, Callable[[ETraceGraph], d
     unknown = f'nothing is known of what {rule.name} leaves out'
     view, remembers = getattr(rule, 'view', None), getattr(rule, 'remembers', True)
     notes = [getattr(rule, 'approximation', unknown), *(view.notes(graph) if view else ())]
-    return str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers
+    name = getattr(rule, 'title', rule.name)
+    return str(name), rule.init, '; '.join(filter(None, notes)), remembers
 
 
 def axis_lines(graph: ETraceGraph, rule: Any) -> tuple[str, ...]:

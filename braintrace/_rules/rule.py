@@ -92,9 +92,28 @@ class Rule(ABC):
         own = [f.name for f in fields(self) if f.name != 'view']
         return sorted([*own, *SHOWN, *(name for name in vars(type(self)) if name.startswith('__'))])
 
+    spelled = ''  # the call, where a function of another name makes it
+
+    @final
+    def called(self, text: str) -> Self:
+        """This rule, which is shown as the call that made it; it is equal to the one before."""
+        new = replace(self)
+        object.__setattr__(new, 'spelled', text)
+        return new
+
+    @property
+    def title(self) -> str:
+        """The name in a report: the call that the user wrote, where the rule has that."""
+        return self.spelled or self.name
+
     @final
     def __repr__(self) -> str:
-        """The call of ``braintrace.rules`` that makes it; a saved learner has it."""
+        """The call of ``braintrace.rules`` that makes it."""
+        return self.spelled or self.own_call
+
+    @property
+    def own_call(self) -> str:
+        """The same of equal rules; a saved learner has it."""
         # a dtype is written by its name
         text = lambda value: repr(value.name if isinstance(value, np.dtype) else value)
         shown = [
@@ -161,8 +180,9 @@ class Rule(ABC):
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
         0.9
         """
+        auto = isinstance(kappa, str) and kappa == 'auto'
         number = isinstance(kappa, Real) and not isinstance(kappa, bool)
-        if kappa != 'auto' and not (number and 0 <= kappa < 1):
+        if not (auto or (number and 0 <= float(kappa) < 1)):
             raise OptionError(
                 f"kappa is {kappa!r}; give a number in [0, 1), 0 for no filter, or 'auto', the "
                 "readouts' leak."
@@ -173,7 +193,7 @@ class Rule(ABC):
                 'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
                 'filter in the model (braintrace.nn.FilteredReadout).'
             )
-        value = kappa if kappa == 'auto' else float(kappa)
+        value = kappa if auto else float(kappa)
         return self._seeing('kappa', value) if kappa or self.filters else self
 
     def _seeing(self, name: str, value) -> Self:

@@ -73,7 +73,7 @@ def observed_step(learner, loss_of: Callable) -> Callable:
     """
     rule = learner.rule
     if not isinstance(rule, DRTRL | ESDRTRL):
-        name = None if rule is None else rule.name
+        name = None if rule is None else rule.title
         raise OptionError(
             f'observed: the rule is {name}, which has no factors to show; give a learner with '
             'braintrace.rules.d_rtrl(), es_d_rtrl(...) or e_prop(...).'

@@ -40,7 +40,7 @@ def fingerprint(graph, rule, state) -> dict[str, Any]:
     return {
         'layout': LAYOUT,
         'versions': {'braintrace': __version__, 'jax': jax.__version__},
-        'rule': repr(rule),
+        'rule': rule.own_call,
         # what a function of the user chose stands in the ops and the step
         'options': {k: 'a function' if callable(v) else str(v) for k, v in options.items()},
         'parameters': {
@@ -133,7 +133,7 @@ def save(states: Mapping[tuple[str, ...], Any], rule, of: Mapping) -> dict[str, 
     """
     leaves = named_leaves({path: state.value for path, state in states.items()}, _entry)[0]
     tree = {name: jnp.array(numbers_of(leaf)) for name, leaf in leaves.items()}
-    texts = {RULE: repr(rule), FINGERPRINT: json.dumps(of)}
+    texts = {RULE: rule.own_call, FINGERPRINT: json.dumps(of)}
     return {**tree, **{k: jnp.array(np.frombuffer(x.encode(), np.uint8)) for k, x in texts.items()}}
 
 
@@ -171,7 +171,7 @@ def restore(
             else:
                 there[str(name)] = describe(entry)
     saved = there.pop(FINGERPRINT, None)
-    if wrong := differences(there, {RULE: repr(rule), **here}):
+    if wrong := differences(there, {RULE: rule.own_call, **here}):
         raise StructureError(
             f'this tree does not fit the learner, which is as it was:\n{wrong}\nRestore into a '
             'learner of the same model, rule, batch size and precision. For another batch size, '

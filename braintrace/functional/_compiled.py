@@ -199,7 +199,7 @@ class Compiled:
         """What samples share in the trace, in phrases."""
         return tuple(
             f'the trace of {pair.relation.key} ({pair.op.primitive.name}, {pair.op.where}) under '
-            f'{self.rule.name} is one for several samples'
+            f'{self.rule.title} is one for several samples'
             for pair in shared_pairs(self.rule, self.graph)
         )
 

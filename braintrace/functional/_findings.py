@@ -55,7 +55,7 @@ def tell_size(graph: ETraceGraph, rule: Rule) -> None:
         else "braintrace.rules.d_rtrl(), also with exact windows (inside='exact')"
     )
     tell(
-        f'the trace of {rule.name} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule is '
+        f'the trace of {rule.title} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule is '
         f'{cheaper}; braintrace.report(graph, rule) tells the size of any rule for a graph of '
         'braintrace.compile_etrace_graph, without a trace.'
     )
@@ -152,6 +152,8 @@ def shown(value: Any) -> str:
         code = getattr(inspect.unwrap(value), '__code__', None)
         name = getattr(value, '__qualname__', type(value).__name__)
         return f'{name} ({code.co_filename}:{code.co_firstlineno})' if code else name
+    if isinstance(value, Rule) and value.spelled:
+        return value.spelled
     name = value.name if isinstance(value, Rule) else type(value).__name__
     own = fields(value) if is_dataclass(value) else ()
     given = [(f.name, getattr(value, f.name)) for f in own if getattr(value, f.name) != f.default]

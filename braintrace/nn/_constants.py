@@ -19,7 +19,7 @@ from .._public_names import nearest
 from .._signatures import ShowsArguments
 from ..errors import OptionError
 from ._docs import Documented
-from ._time import in_unit, is_real, known, numbers, refuse_state
+from ._time import in_unit, in_words, is_real, known, numbers, refuse_state
 
 Learn = bool | str | tuple[str, ...]
 
@@ -167,8 +167,8 @@ class HasConstants(Documented, ShowsArguments):
         values = known(raw)
         if values is not None and not np.isfinite(values).all():
             raise OptionError(
-                f'{type(self).__name__}: {name} is {value}, which is at the border of its range or '
-                'outside of it, and learns: give a value inside.'
+                f'{type(self).__name__}: {name} is {in_words(value)}, which is at the border of '
+                'its range or outside of it, and learns: give a value inside.'
             )
         return raw
 

@@ -15,7 +15,7 @@ from ..errors import EtpUnitError, OptionError
 from ._arguments import Init, Size, axes
 from ._base import StatefulLayer
 from ._constants import Learn, below
-from ._time import check_time, in_unit, numbers, plain, steps_of
+from ._time import check_time, in_unit, in_words, numbers, plain, steps_of
 from .surrogate import spike_function
 
 
@@ -203,7 +203,9 @@ class Neuron(StatefulLayer):
         """A rate, larger than 0."""
         rate = self._parameter(name, value)
         if not np.all(u.get_magnitude(rate) > 0):
-            raise OptionError(f'{self._owner}: {name} is {value}; a rate is larger than 0.')
+            raise OptionError(
+                f'{self._owner}: {name} is {in_words(value)}; a rate is larger than 0.'
+            )
         if u.get_dim(rate) not in (u.get_dim(u.UNITLESS), u.get_dim(u.hertz)):
             raise EtpUnitError(
                 f'{self._owner}: {name} has the unit {u.get_unit(rate)}; give a rate (0.2 / '

@@ -14,7 +14,7 @@ from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
 from ._constants import POSITIVE, REAL, SHARE, Constants, HasConstants, Learn, part_of
 from ._neuron import filled
-from ._time import check_time, decay, numbers, one_clock, plain
+from ._time import check_time, decay, in_words, numbers, one_clock, plain
 
 
 class Synapse(StatefulLayer):
@@ -168,8 +168,9 @@ class DualExpon(Synapse):
         one_clock('DualExpon', tau_decay=self.tau_decay, tau_rise=self.tau_rise)
         if not np.all(u.maybe_decimal(self.tau_rise / self.tau_decay) < 1):
             raise OptionError(
-                f'DualExpon: tau_rise is {tau_rise} and tau_decay {tau_decay}; the rise is faster '
-                'than the decay. Expon has one time constant.'
+                f'DualExpon: tau_rise is {in_words(tau_rise)} and tau_decay '
+                f'{in_words(tau_decay)}; the rise is faster than the decay. Expon has one time '
+                'constant.'
             )
         self.let_learn(learn, self.in_size)
 

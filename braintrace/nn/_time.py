@@ -45,6 +45,16 @@ def in_unit(value: Any, unit: Any) -> Any:
     return number if unit == u.UNITLESS else number * unit
 
 
+def in_words(value: Any) -> str:
+    """A number as it is; of an array of many its shape and range."""
+    number, unit = u.get_magnitude(value), u.get_unit(value)
+    of = '' if unit == u.UNITLESS else f' {unit}'
+    if np.size(number) <= 4 or known(number) is None:
+        return f'{number}{of}'
+    low, high = np.nanmin(number), np.nanmax(number)
+    return f'an array of shape {np.shape(number)} from {low:.4g} to {high:.4g}{of}'
+
+
 def numbers(
     owner: str, name: str, value: Any, shape: tuple[int, ...] | None = (), *, finite: bool = True
 ) -> Any:
@@ -64,7 +74,7 @@ def numbers(
         if lacking < 0 or any(a not in (1, b) for a, b in zip(found, shape[lacking:])):
             raise OptionError(f'{owner}: {name} has shape {found}; give one number{wanted}.')
     if finite and values is not None and not np.isfinite(values).all():
-        raise OptionError(f'{owner}: {name} is {value}; give finite numbers.')
+        raise OptionError(f'{owner}: {name} is {in_words(value)}; give finite numbers.')
     if values is None or found:
         number = jnp.asarray(number, brainstate.environ.dftype())
     else:
@@ -76,7 +86,9 @@ def plain(owner: str, name: str, value: Any, shape: tuple[int, ...] = ()) -> Any
     """The same without a unit."""
     number = numbers(owner, name, value, shape)
     if not u.get_dim(number).is_dimensionless:
-        raise EtpUnitError(f'{owner}: {name} is {value}; it has to be a number without a unit.')
+        raise EtpUnitError(
+            f'{owner}: {name} is {in_words(value)}; it has to be a number without a unit.'
+        )
     return u.maybe_decimal(number)
 
 
@@ -89,10 +101,13 @@ def check_time(
     tau = numbers(owner, name, value, shape, finite=finite)
     if not u.get_unit(tau).dim.is_dimensionless and u.get_unit(tau).dim != u.second.dim:
         raise EtpUnitError(
-            f'{owner}: {name} is {value}; give a time (5 * saiunit.ms) or a plain number of steps.'
+            f'{owner}: {name} is {in_words(value)}; give a time (5 * saiunit.ms) or a plain '
+            'number of steps.'
         )
     if not np.all(u.get_magnitude(tau) > 0):
-        raise OptionError(f'{owner}: {name} is {value}; a time constant is larger than 0.')
+        raise OptionError(
+            f'{owner}: {name} is {in_words(value)}; a time constant is larger than 0.'
+        )
     return tau
 
 
@@ -102,8 +117,8 @@ def one_clock(owner: str, **times: Any) -> None:
     for name, tau in found[1:]:
         if u.get_dim(tau) != u.get_dim(found[0][1]):
             raise EtpUnitError(
-                f'{owner}: {found[0][0]} is {found[0][1]} and {name} is {tau}; give both with a '
-                'unit, or both in steps.'
+                f'{owner}: {found[0][0]} is {in_words(found[0][1])} and {name} is '
+                f'{in_words(tau)}; give both with a unit, or both in steps.'
             )
 
 
@@ -115,7 +130,7 @@ def steps_of(owner: str, name: str, tau: Any) -> Any:
     dt = brainstate.environ.get('dt', default=None)
     if u.get_unit(dt if dt is not None else 1.0).dim != u.second.dim:
         raise EtpUnitError(
-            f'{owner}: {name} is {u.get_magnitude(tau)} {u.get_unit(tau)}, but the '
+            f'{owner}: {name} is {in_words(tau)}, but the '
             f"environment's dt is {dt}. Set it with "
             '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give the time as a number of steps.'
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Integral, Real
 from typing import Literal
 
@@ -12,6 +14,25 @@ from .._rules import DRTRL, ESDRTRL, ByPart, Feedback, NoHistory, Parts, Rule, V
 from .._signatures import public, refuses
 from ..errors import OptionError
 from ..extra._wide import EveryPath, OneProduct, Reach, Signs
+
+
+def _preset(make: Callable[..., Rule]) -> Callable[..., Rule]:
+    """A factory of values of other rules, which are shown as the call that was written."""
+    signature = inspect.signature(make)
+
+    @wraps(make)
+    def made(*args, **kwargs) -> Rule:
+        rule, given = make(*args, **kwargs), []
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            default = signature.parameters[name].default
+            if default is inspect.Parameter.empty:
+                given.append(repr(value))
+            elif value != default:
+                given.append(f'{name}={value!r}')
+        return rule.called(f'{make.__name__}({", ".join(given)})')
+
+    return made
+
 
 # traces -------------------------------------------------------------------------------------------
 #
@@ -167,6 +188,7 @@ def same_step() -> Rule:
 
 
 @public('braintrace.rules.e_prop')
+@_preset
 def e_prop(
     kappa: float | Literal['auto'] = 0.0,
     feedback: Literal['symmetric', 'random', 'adaptive'] | Feedback = 'symmetric',
@@ -207,6 +229,7 @@ def e_prop(
 
 
 @public('braintrace.rules.rflo')
+@_preset
 def rflo() -> Rule:
     """Random-feedback local online learning: ``d_rtrl()`` with random feedback at the readouts.
 
@@ -222,6 +245,7 @@ def rflo() -> Rule:
 
 
 @public('braintrace.rules.otpe')
+@_preset
 def otpe(leak: float) -> Rule:
     """``d_rtrl().filtered(leak)``: the trace of each spike is filtered by the leak of the next
     layer.
@@ -417,6 +441,7 @@ def _checked(seed: int) -> int:
 
 
 @public('braintrace.rules.ottt')
+@_preset
 def ottt(leak: float) -> Rule:
     r"""OTTT: the trace of the input with the leak of the membrane, times today's D_f.
 
@@ -444,6 +469,7 @@ def ottt(leak: float) -> Rule:
 
 
 @public('braintrace.rules.ostl')
+@_preset
 def ostl(recurrent: bool = True) -> Rule:
     """OSTL: ``rtrl(layers='each')``, the whole derivative within each layer, and nothing of what a
     layer does to another layer's later steps; with ``recurrent=False`` ``d_rtrl()``, for layers

@@ -221,7 +221,7 @@ def _method(learner: OnlineLearner, options: Options) -> str:
     if rule is None:
         return 'BPTT' if window is None else f'truncated BPTT, {window}'
     given = ''.join(repr(rule).partition('(')[1:]).replace('()', '')
-    words = [f'{rule.name}{given}']
+    words = [rule.spelled or f'{rule.name}{given}']
     if rule.traces and not learner.graph.hidden_param_op_relations:
         words.append('no weight has a trace')
     words += [] if window is None else [f'exact windows of {window}']

@@ -184,3 +184,53 @@ def test_what_a_loss_returns_beside_itself_comes_back_along_a_sequence():
     np.testing.assert_allclose(found.aux, jnp.stack(want), atol=1e-6)
     with pytest.raises(StepFunctionError, match=r'has_aux=True, but loss_fn.*\(loss, aux\)'):
         learner.sequence_grad(loss, has_aux=True)(params, state, XS, YS)
+
+
+def test_a_rule_is_shown_as_the_call_that_made_it_and_saved_as_what_it_is():
+    rule = rules.e_prop(0.9, 'random')
+    same = rules.d_rtrl().filtered(0.9).with_feedback(braintrace.Feedback('random'))
+    assert rule == same and hash(rule) == hash(same) and rule.own_call == repr(same)
+    assert repr(rule) == "e_prop(kappa=0.9, feedback='random')"
+    assert [repr(r) for r in (rules.rflo(), rules.otpe(0.5), rules.ostl(False))] == [
+        'rflo()',
+        'otpe(0.5)',
+        'ostl(recurrent=False)',
+    ]
+    assert repr(rules.e_prop(0.9).filtered(0.5)) == 'd_rtrl().filtered(0.5)'
+    learner = functional.online(cell, rules.e_prop())
+    assert 'e_prop()' in repr(learner)
+    jax.eval_shape(learner.init, {'w': W}, CARRY, XS[0])
+    assert str(learner.report).startswith('e_prop(): ')
+    assert learner.fingerprint()['rule'] == 'd_rtrl()'
+
+
+def named(**groups):
+    """A learner of two populations."""
+
+    def two(params, carry, x):
+        return None, {k: cell({'w': params[k]}, carry[k], x)[1] for k in carry}
+
+    policy = braintrace.Policy(groups=groups)
+    learner = functional.online(two, policy=policy)
+    params, carry = {'exc': W, 'inh': 2 * W}, {'exc': CARRY, 'inh': CARRY + 1}
+    return learner, jax.eval_shape(learner.init, params, carry, XS[0])
+
+
+def test_groups_have_the_names_that_they_were_given():
+    learner, state = named(excitatory='exc')
+    assert [group.name for group in learner.graph.hidden_groups] == ['excitatory', 'inh']
+    assert list(state.trace['exc']) == ['excitatory'] and 'excitatory' in str(learner.report)
+    assert hash(learner.policy) == hash(braintrace.Policy(groups={'excitatory': 'exc'}))
+
+
+@pytest.mark.parametrize(
+    'groups, message',
+    [
+        ({'a': 'exec'}, r"groups names 'exec'.*\['exc', 'inh'\]"),
+        ({'inh': 'exc'}, "groups has 'inh' for several groups"),
+        ({'a,b': 'exc'}, 'names without a comma'),
+    ],
+)
+def test_other_names_of_groups_are_refused(groups, message):
+    with pytest.raises(OptionError, match=message):
+        named(**groups)

@@ -102,7 +102,7 @@ def test_a_rule_prints_the_call_that_makes_it(value):
 def test_a_call_shows_what_is_not_as_by_default():
     assert repr(rules.snap(2)) == 'snap(2)'
     assert repr(rules.d_rtrl(credit='whole')) == "d_rtrl(credit='whole')"
-    assert repr(rules.e_prop(0.9)) == 'd_rtrl().filtered(0.9)'
+    assert rules.e_prop(0.9).own_call == 'd_rtrl().filtered(0.9)'
 
 
 def gradient(learner, xs, ys, step_fn):

@@ -170,6 +170,9 @@ NEURONS = {
 SYNAPSES = {
     'Expon: .*It is called g_init': of_kind(nn.Expon, g_initializer=0.0),
     'tau is 0.0; a time constant': lambda: nn.Expon(3, tau=0.0),
+    r'tau is an array of shape \(9,\) from -1 to 3 ms; a time': lambda: nn.Expon(
+        9, tau=np.linspace(-1, 3, 9) * u.ms
+    ),
     'STP: tau_d is -1 ms': lambda: nn.STP(3, tau_d=-1 * u.ms),
     'EtpUnitError: Expon: .*give a time': lambda: nn.Expon(3, tau=5 * u.mV),
     r'Expon: .*shape \(4,\); give one': lambda: nn.Expon(3, tau=np.ones(4)),
