@@ -308,7 +308,7 @@ class EProp(ETraceLearner):
 
     >>> from braintrace import compat, nn
     >>> compat.EProp(nn.VanillaRNNCell(2, 4), kappa_filter_decay=0.9).rule
-    d_rtrl().filtered(0.9)
+    e_prop(kappa=0.9)
     """
 
 

@@ -255,6 +255,7 @@ ELSEWHERE = {  # a word -> the one to use
 
 KNOWN = {  # what a word means in a class or function that has it for another idea
     'braintrace.Penalised': {'loss'},  # its value
+    'braintrace.functional.StepGradient': {'loss'},
     'braintrace.compat.train_synthetic_gradient': {'lr'},  # of the optimiser that it makes
     'braintrace.receipts.capture': {'loss'},  # a name too
     'braintrace.receipts.audit': {'loss'},
