@@ -109,6 +109,15 @@ def test_flags_stay_where_a_learner_is_the_first_name_used():
         exec('from braintrace import *', names)
         found['star'] = sorted(set(braintrace.__all__) - set(names))
         found['end'] = changed()
+        jax.config.update('jax_enable_x64', True)  # later: of plain JAX alone
+        step = lambda p, h, x: (h, jnp.tanh(braintrace.matmul(x, p) + h))
+        state = braintrace.functional.online(step).init(jnp.ones((2, 3)), jnp.zeros(3), jnp.ones(2))
+        found['later'] = sorted({str(a.dtype) for a in jax.tree.leaves((state.carry, state.trace))})
+        before['jax_enable_x64'] = True
+        found['left'] = changed(), str(braintrace.nn.Linear(2, 3).weight.value['weight'].dtype)
+        import brainstate
+        brainstate.environ.set(precision=64)
+        found['line'] = weights()
     """,
         JAX_ENABLE_X64='0',
     )
@@ -121,6 +130,9 @@ def test_flags_stay_where_a_learner_is_the_first_name_used():
         'help': [True] * 3,
         'star': [],
         'end': {},
+        'later': ['float64'],
+        'left': [{}, 'float32'],
+        'line': ['float64'],
     }
 
 
