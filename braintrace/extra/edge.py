@@ -80,7 +80,8 @@ class Exported:
             raise StructureError(
                 f'the step does not take this: {"; ".join(wrong)}. Give the arrays of the call '
                 'before, at first `exported.arrays`, and each input by its name. A program has one '
-                'shape: for another one export the step with an example like it.'
+                'shape: for another one export the step with an example like it. Numbers of 64 '
+                "bits need `jax.config.update('jax_enable_x64', True)`."
             )
         results = self._run(given)
         return {name: results.pop(name, array) for name, array in arrays.items()}, results

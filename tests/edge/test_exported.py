@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import brainstate
@@ -228,6 +229,11 @@ def test_what_is_saved_is_read_again_and_a_torn_or_foreign_file_is_refused(tmp_p
     (tmp_path / 'manifest.json').unlink()
     with pytest.raises(StructureError, match='no whole step'):
         functional.load_exported(tmp_path)
+    step.save(tmp_path)
+    with pytest.raises(TypeError):  # it stops on its way, and leaves no old manifest to new arrays
+        replace(step, manifest={**step.manifest, 'versions': object()}).save(tmp_path)
+    with pytest.raises(StructureError, match='no whole step'):
+        functional.load_exported(tmp_path)
     with pytest.raises(OSError, match='step.jax'):
         step.save(tmp_path / 'step.jax')
     for given, match in (
@@ -375,6 +381,19 @@ def test_odd_trees_and_dtypes_go_on_as_the_learner_does(name, tmp_path):
         assert (arrays[path] != step.arrays[path]).any()
         want = np.asarray(params[leaf], 'f8')
         np.testing.assert_allclose(np.asarray(arrays[path], 'f8'), want, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.slow
+def test_a_program_of_64_bits_says_what_it_needs(tmp_path):
+    with jax.enable_x64(True):
+        learner, params, state, x, y = small()
+        functional.export_step(learner, loss, params, state, x, y).save(tmp_path)
+    assert x.dtype == jnp.float64
+    step = functional.load_exported(tmp_path)
+    with pytest.raises(StructureError, match="carry/0 is float32.*'jax_enable_x64', True"):
+        step(step.arrays, x=x, y=y)
+    with jax.enable_x64(True):
+        assert step(step.arrays, x=x, y=y)[1]['loss'].dtype == jnp.float64
 
 
 def test_a_program_of_several_platforms_has_the_text_of_the_first():
