@@ -128,15 +128,19 @@ def accuracy(name: str, seeds: int, samples: int) -> str:
     )
 
 
-def best_of(calls: dict, times: int = 12) -> dict[str, float]:
-    """Milliseconds, the calls in turn."""
-    found: dict[str, list] = {name: [] for name in calls}
-    for _ in range(times):
-        for name, call in calls.items():
+def paired(ten_plain, one_metered, turns: int = 30) -> tuple[float, float, float]:
+    """Milliseconds of both, and the median of their ratios; the calls in turn."""
+    found = []
+    for turn in range(turns + 1):
+        ms = []
+        for call in (ten_plain, one_metered):
             start = time.perf_counter()
-            jax.block_until_ready(call())
-            found[name].append(1e3 * (time.perf_counter() - start))
-    return {name: min(ms) for name, ms in found.items()}
+            call()
+            ms.append(1e3 * (time.perf_counter() - start))
+        if turn:  # the first one compiles
+            found.append(ms)
+    a, b = np.array(found).T
+    return float(np.median(a)), float(np.median(b)), float(np.median(b / a))
 
 
 def costs() -> list[str]:
@@ -157,22 +161,26 @@ def costs() -> list[str]:
         grads = gradient(params, state, xs, ys).grads
         return grads, meter.update(metered, params, carry, xs, ys, grads)
 
-    at = params, state, xs, ys
-    calls = {'plain': lambda: plain(*at), 'metered': lambda: both(metered, *at)}
-    best_of(calls, 1)
-    ms = best_of(calls)
-    one_in_ten = 0.9 + 0.1 * ms['metered'] / ms['plain']
+    def updates(number: int) -> None:
+        for _ in range(number):
+            jax.block_until_ready(plain(params, state, xs, ys))
+
+    def one_metered() -> None:
+        updates(9)
+        jax.block_until_ready(both(metered, params, state, xs, ys))
+
+    without, with_it, ratio = paired(lambda: updates(10), one_metered)
     size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
     beside = size((metered.directions, metered.tangents))
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     found = verify.compare_rules(learner, xs, ys, loss, params=params, carry=carry)
-    seconds = time.perf_counter() - start
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return [
-        f'GRU of 64 units, 100 steps, 16 samples, 4 directions: an update {ms["plain"]:.0f} ms, a '
-        f'metered one {ms["metered"]:.0f} ms; one in ten metered {one_in_ten:.2f} x without',
+        f'GRU of 64 units, 100 steps, 16 samples, 4 directions: ten updates {without:.1f} ms, with '
+        f'one of them metered {with_it:.1f} ms; median of paired ratios {ratio:.2f}',
         f'directions and tangents {beside} bytes; 4 x (parameters + states) = '
         f'{4 * size((params, carry))}; samples that are kept {size(metered.samples)} bytes',
-        f'compare_rules: {seconds:.0f} s with compilation, {found}',
+        f'compare_rules: {wall:.0f} s with compilation, {cpu:.0f} s of the CPU, {found}',
     ]
 
 

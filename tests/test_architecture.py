@@ -95,7 +95,7 @@ ARROWS: dict[str, set[str]] = {
         'nn',
         'rules',
     },
-    'verify': PUBLIC | {'_tables'},
+    'verify': PUBLIC | {'_tables', '_jax'},
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
     '': CORE

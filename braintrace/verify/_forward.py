@@ -1,86 +1,61 @@
-"""Which equation of a step has no forward mode."""
+"""Which equation of a function has no forward mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 
+from .. import _jax
 from ..errors import NotSupportedError
+from ._sequence import split_floats
 
 
-def check_forward_mode(run: Callable, *args) -> None:
-    """Refuse ``run(*args)`` where forward mode fails, and say at which equation."""
-
-    try:
-        _push(run, args)
-    except (TypeError, ValueError, NotImplementedError) as e:
-        closed = jax.make_jaxpr(run)(*args)  # raises what the step itself raises
-        culprit = next(_culprits(closed.jaxpr), None)
-        if culprit is None:
-            raise
-        name = culprit.primitive.name
-        raise NotSupportedError(
-            f'the gradient meter pushes tangents forward, and the equation `{name}`'
-            f'{_function_of(culprit)} of the step or its loss has no forward mode: '
-            f'{str(e).splitlines()[0]} Define its derivative by `jax.custom_jvp`, from which JAX '
-            'makes reverse mode too, or compare with BPTT by `braintrace.verify.diagnose`.'
-        ) from e
-
-
-def _push(run: Callable, args, *fixed) -> None:
-    """Abstractly, along one direction; ``vmap`` meets an op with a reverse mode alone."""
-
-    def push(args, tangents, fixed):
-        one = lambda t: jax.jvp(lambda *args: run(*args, *fixed), args, t)[1]  # noqa: E731
-        return jax.vmap(one)(tangents)
-
-    tangents = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), args)
-    jax.eval_shape(push, args, tangents, fixed)
+def refused(run: Callable, args: tuple, error: Exception) -> Exception:
+    """What to raise where forward mode of ``run(*args)`` ended in this error: one that names the
+    equation; what ``run`` itself raises comes first.
+    """
+    eqn, where = next(_culprits(jax.make_jaxpr(run)(*args).jaxpr), (None, ''))
+    if eqn is None:
+        return error
+    inner = [_jax.closed_jaxpr(each)[0].debug_info.func_name for each in _inner(eqn)]
+    of = f' of `{inner[0]}`' if inner else ''
+    at = f' at {where}' if where else ''
+    return NotSupportedError(
+        f'the gradient meter pushes tangents forward, and the equation `{eqn.primitive.name}`{of}'
+        f'{at} has no forward mode: {str(error).splitlines()[0]} Define its derivative by '
+        '`jax.custom_jvp`, from which JAX makes reverse mode too, or compare with BPTT by '
+        '`braintrace.verify.diagnose`.'
+    )
 
 
-def _culprits(jaxpr) -> Iterator:
-    """The innermost equations that forward mode refuses."""
+def _culprits(jaxpr, outer: str = '') -> Iterator[tuple]:
+    """The innermost equations that forward mode refuses, each with its place in the user's code."""
     for eqn in jaxpr.eqns:
-        name, inner = eqn.primitive.name, list(_inner(eqn))
-        if name.startswith('custom_vjp') or not (inner or _pushes(eqn)):
-            yield eqn
-        elif not name.startswith('custom_jvp'):  # what has its own forward mode
-            for below in inner:
-                yield from _culprits(below)
+        where = _jax.location(eqn.source_info) or outer
+        # a function with a derivative of its own is one step of forward mode
+        if eqn.primitive.name not in _jax.CUSTOM_CALLS and _inner(eqn):
+            for each in _inner(eqn):
+                yield from _culprits(_jax.closed_jaxpr(each)[0], where)
+        elif not _pushes(eqn):
+            yield eqn, where
+
+
+def _inner(eqn) -> list:
+    return _jax.sub_jaxprs(eqn.params)
 
 
 def _pushes(eqn) -> bool:
-    """Whether forward mode takes this equation."""
-    moves = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
-    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    """Whether forward mode takes this equation; ``vmap`` meets one with a reverse mode alone."""
 
-    def of_floats(floats, others):
-        floats, others = iter(floats), iter(others)
-        values = [next(floats if moving else others) for moving in moves]
-        return eqn.primitive.bind(*values, **eqn.params)
+    def push(args):
+        floats = split_floats(args)
+        run = lambda values: _jax.bind(eqn, *floats.rebuild(values))  # noqa: E731
+        one = lambda v: jax.jvp(run, (floats.values,), (v,))[1]  # noqa: E731
+        return jax.vmap(one)([v[None] for v in floats.values]) if floats.values else ()
 
     try:
-        others = [a for a, moving in zip(given, moves) if not moving]
-        _push(of_floats, ([a for a, moving in zip(given, moves) if moving],), others)
+        jax.eval_shape(push, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
     except (TypeError, ValueError, NotImplementedError):
         return False
     return True
-
-
-def _inner(eqn) -> Iterator:
-    """The jaxprs among an equation's params."""
-    for value in eqn.params.values():
-        for each in value if isinstance(value, (tuple, list)) else (value,):
-            each = getattr(each, 'jaxpr', each)
-            if hasattr(each, 'eqns'):
-                yield each
-
-
-def _function_of(eqn) -> str:
-    """The name of the function with an own derivative, where the equation tells it."""
-    name = eqn.params.get('name')
-    for sub in _inner(eqn):
-        name = name or getattr(sub.debug_info, 'func_name', None)
-    return f' of `{name}`' if name else ''

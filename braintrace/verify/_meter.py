@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,9 +13,9 @@ import numpy as np
 from .. import Penalised, functional
 from .._signatures import does_not_fit, is_int
 from ..errors import OptionError, StructureError
-from ._forward import check_forward_mode
+from ._forward import refused
 from ._reading import Reading
-from ._sequence import Leaves, is_float, one_step, scalar, split_floats
+from ._sequence import Leaves, is_float, one_step, scalar, split, split_floats
 
 
 @jax.tree_util.register_dataclass
@@ -24,11 +23,11 @@ from ._sequence import Leaves, is_float, one_step, scalar, split_floats
 class MeterState:
     """What a :class:`Meter` carries: arrays alone, so it goes through ``jit`` and into files.
 
-    ``directions`` and their ``tangents`` have the axes (sets, directions) in front, ``age`` is the
-    number of steps that each set has lived, ``whole`` whether it is counted in the second half of
-    this life, ``sums`` what it saw there; ``samples``, ``ended`` and ``number`` are lives that are
-    over. ``carry`` are the states at which the last update ended, ``updates`` their number, and
-    ``key`` draws the next directions.
+    ``directions`` and their ``tangents`` have the axes (sets, directions) in front; of two sets the
+    first is the elder, which is counted. ``age``: the steps that it is counted for; below zero it
+    is none yet. ``sums``: the products that it saw, ``samples`` those of the lives that are over,
+    ``number`` how many these are, ``ended`` the update in which each ended. ``carry``: the states
+    at which the last update ended, ``updates`` their number; ``key`` draws the next directions.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -44,7 +43,6 @@ class MeterState:
     tangents: list
     carry: list
     age: jax.Array
-    whole: jax.Array
     sums: jax.Array
     samples: jax.Array
     ended: jax.Array
@@ -71,9 +69,9 @@ class Meter:
         ``learner.heads`` has them: then the gradients are a tuple, and so are the readings.
     memory : int, optional
         None: each update starts anew, as with sequences of their own, and the true gradient looks
-        back to its first step. An int, for a stream: two staggered sets of directions live for so
-        many steps, and are counted in the second half of it, so that the true gradient looks back
-        over ``memory / 2`` to ``memory`` steps. At least twice the steps of an update.
+        back to its first step. An int, for a stream, at least twice the steps of an update: every
+        ``memory / 2`` steps a set of directions begins, which is counted as soon as the next one
+        begins, so that the true gradient looks back over ``memory / 2`` to ``memory`` steps.
     directions : int
         Directions at once, by one ``vmap``.
     reduction : 'mean' or 'sum'
@@ -121,19 +119,19 @@ class Meter:
     keep: int = 4096
 
     def __post_init__(self):
-        learner = self.learner
-        if not isinstance(learner, functional.OnlineLearner):
-            if not hasattr(learner, 'pure'):
-                raise OptionError(
-                    f'learner is {learner!r}; give what `braintrace.functional.online` or '
-                    '`braintrace.compile` returned.'
-                )
-            object.__setattr__(self, 'learner', learner.pure()[0])
-        for loss in self._losses:
-            if not callable(loss) or does_not_fit(loss, 2):
-                raise OptionError(f'loss_fn is {loss!r}; give a function `loss(outputs, target)`.')
-        if not self._losses:
-            raise OptionError('loss_fn is an empty tuple; give a loss at least.')
+        if hasattr(self.learner, 'pure'):
+            object.__setattr__(self, 'learner', self.learner.pure()[0])
+        if not isinstance(self.learner, functional.OnlineLearner):
+            raise OptionError(
+                f'learner is {self.learner!r}; give what `braintrace.functional.online` or '
+                '`braintrace.compile` returned.'
+            )
+        losses = self._losses
+        if not losses or any(not callable(f) or does_not_fit(f, 2) for f in losses):
+            raise OptionError(
+                f'loss_fn is {self.loss_fn!r}; give a function `loss(outputs, target)`, or a tuple '
+                'of some.'
+            )
         if self.memory is not None and not is_int(self.memory, 2):
             raise OptionError(
                 f'memory is {self.memory!r}; give None, where each update starts anew, or an int, '
@@ -149,37 +147,30 @@ class Meter:
     def _losses(self) -> tuple[Callable, ...]:
         return self.loss_fn if isinstance(self.loss_fn, tuple) else (self.loss_fn,)
 
-    def _chosen(self, params) -> list[tuple[int, str, Any]]:
-        """Place among all leaves, path and value of what is learned."""
-        items = enumerate(functional.flatten_paths(params).items())
-        return [
-            (i, '/'.join(map(str, path)), leaf)
-            for i, (path, leaf) in items
-            if is_float(leaf) and self.learner.trainable(path, leaf)
-        ]
-
-    # a life of directions -------------------------------------------------------------------------
+    def _learned(self, params) -> Leaves:
+        paths = list(functional.flatten_paths(params))
+        return split(params, lambda i, p: is_float(p) and self.learner.trainable(paths[i], p))
 
     def init(self, params, carry, key: jax.Array | None = None) -> MeterState:
         """The state before the first update, for parameters and a carry like these (or an
         ``OnlineState``); ``key`` draws the directions, by default ``jax.random.key(0)``.
         """
-        carry = _carry_of(carry)
-        chosen = [leaf for _, _, leaf in self._chosen(params)]
-        floats = split_floats(carry).values
-        sets, number, losses = 1 if self.memory is None else 2, self.directions, len(self._losses)
-        several = (sets, number)
-        columns = 4 + 3 * len(chosen)
-        dtype = jnp.result_type(jnp.float32, *(jnp.real(p).dtype for p in chosen))
+        key, own = jax.random.split(jax.random.key(0) if key is None else key)
+        weights, states = self._learned(params).values, split_floats(_carry_of(carry)).values
+        several = (1 if self.memory is None else 2, self.directions)
+        # a row is (aa, ab_p.., bb_p.., gg_p..): see `_reading.of_means`
+        row = len(self._losses), 1 + 3 * len(weights)
+        dtype = jnp.result_type(jnp.float32, *(jnp.real(p).dtype for p in weights))
         return MeterState(
-            key=jax.random.key(0) if key is None else key,
-            directions=[jnp.zeros((*several, *jnp.shape(p)), p.dtype) for p in chosen],
-            tangents=[jnp.zeros((*several, *jnp.shape(h)), h.dtype) for h in floats],
-            carry=[jnp.full(jnp.shape(h), jnp.nan, h.dtype) for h in floats],
-            age=jnp.zeros(sets, int),
-            whole=jnp.zeros(sets, bool),
-            sums=jnp.zeros((*several, losses, columns), dtype),
-            samples=jnp.zeros((self.keep, losses, columns), dtype),
+            key=key,
+            directions=_drawn(
+                own, [jnp.zeros((*several, *jnp.shape(p)), p.dtype) for p in weights]
+            ),
+            tangents=[jnp.zeros((*several, *jnp.shape(h)), h.dtype) for h in states],
+            carry=[jnp.full(jnp.shape(h), jnp.nan, h.dtype) for h in states],
+            age=jnp.zeros((), int),
+            sums=jnp.zeros((self.directions, *row), dtype),
+            samples=jnp.zeros((self.keep, *row), dtype),
             ended=jnp.zeros(self.keep, int),
             number=jnp.zeros((), int),
             updates=jnp.zeros((), int),
@@ -187,8 +178,8 @@ class Meter:
 
     def step(self, metered: MeterState, params, carry, inputs, targets, grads) -> MeterState:
         """:meth:`update` of one step, whose arrays have no time in front."""
-        one = partial(jax.tree.map, lambda a: jnp.asarray(a)[None])
-        return self.update(metered, params, carry, one(inputs), one(targets), grads)
+        inputs, targets = jax.tree.map(lambda a: jnp.asarray(a)[None], (inputs, targets))
+        return self.update(metered, params, carry, inputs, targets, grads)
 
     def update(
         self, metered: MeterState, params, carry, xs, ys, grads, mask=None, reset=None
@@ -210,67 +201,79 @@ class Meter:
             The step or the loss has an op without forward mode; it says which.
         """
         carry, xs = _carry_of(carry), self.learner.taken(xs)
-        found = _gradients(grads, self._losses)
-        places, _, chosen = zip(*self._chosen(params), strict=True)
-        _check_fits(metered, chosen, split_floats(carry).values, found, places)
         length = jnp.shape(jax.tree.leaves(xs)[0])[0]
-        if self.memory is not None and self.memory < 2 * length:
+        half = 0 if self.memory is None else self.memory // 2
+        if self.memory is not None and half < length:
             raise OptionError(
                 f'memory is {self.memory} steps, and this update has {length}: give {2 * length} '
                 'at least, or None, where each update starts anew.'
             )
-        metered = self._begin(metered, split_floats(carry).values)
-        flat = jax.tree.map(_joined, (metered.directions, metered.tangents))
-        of_losses, tangents, end = self.along(params, carry, flat[0], flat[1], xs, ys, mask, reset)
-        a = of_losses.reshape(metered.sums.shape[:3])
-        rows = jax.vmap(jax.vmap(partial(_row, places, found)))(a, metered.directions)
-        counts = metered.whole & (metered.age >= (self.memory or 0) // 2)
-        metered = replace(
-            metered,
-            tangents=[t.reshape(m.shape) for t, m in zip(tangents, metered.tangents)],
-            carry=split_floats(end).values,
-            age=metered.age + length,
-            sums=metered.sums + jnp.where(_over(counts, rows), rows, 0).astype(metered.sums.dtype),
-            updates=metered.updates + 1,
+        found = self._gradients(metered, params, carry, grads)
+        age, tangents = metered.age, metered.tangents
+        if half:
+            # A stream that goes on from elsewhere has no past: until its first set of directions
+            # is the elder one, none is counted.
+            pairs = zip(metered.carry, split_floats(carry).values, strict=True)
+            same = jnp.array([_near(a, b) for a, b in pairs]).all()
+            age = jnp.where(same, age, -half)
+            tangents = [jnp.where(same, t, 0) for t in tangents]
+        joined = lambda arrays: [a.reshape(-1, *a.shape[2:]) for a in arrays]  # noqa: E731
+        a, tangents, end = self.along(
+            params, carry, joined(metered.directions), joined(tangents), xs, ys, mask, reset
         )
-        return self._end(metered)
+        tangents = [t.reshape(old.shape) for t, old in zip(tangents, metered.tangents)]
+        rows = _products(a[: self.directions], [d[0] for d in metered.directions], found)
 
-    def _begin(self, metered: MeterState, carry: list) -> MeterState:
-        """With new directions for the sets whose life is over; all where the stream is another."""
-        whole = jnp.ones(len(metered.age), bool)
-        old, age = metered.age >= (self.memory or 0), jnp.zeros_like(metered.age)
-        if self.memory is not None:
-            same = jnp.array([_near(a, b) for a, b in zip(metered.carry, carry)]).all()
-            # the second set's first life begins in the middle, so half of it is not counted
-            whole = jnp.where(same, whole, jnp.array([True, False]))
-            age = jnp.where(same, age, jnp.array([0, self.memory // 2]))
-            old |= ~same
-
-        def renewed(key):
-            keys = jax.random.split(key, len(metered.directions))
-            drawn = [_signs(k, d) for k, d in zip(keys, metered.directions)]
-            return [jnp.where(_over(old, d), new, d) for d, new in zip(metered.directions, drawn)]
-
+        # Where the elder's life is over, its sums are samples, and the next set is the elder.
+        counts, age, updates = age >= 0, age + length, metered.updates + 1
+        over = age >= jnp.where(counts, half, 0)
+        sums = jnp.where(counts, metered.sums + rows.astype(metered.sums.dtype), 0)
+        at, done = (metered.number + jnp.arange(self.directions)) % self.keep, over & counts
         key, own = jax.random.split(metered.key)
-        return replace(
-            metered,
+
+        def moved_up() -> list:
+            fresh = _drawn(own, [d[:1] for d in metered.directions])
+            return [jnp.concatenate(p) for p in zip([d[1:] for d in metered.directions], fresh)]
+
+        def put(old, new):
+            return old.at[at].set(jnp.where(done, new, old[at]))
+
+        return MeterState(
             key=key,
-            directions=jax.lax.cond(old.any(), renewed, lambda _: metered.directions, own),
-            tangents=[jnp.where(_over(old, t), 0, t) for t in metered.tangents],
-            age=jnp.where(old, age, metered.age),
-            whole=jnp.where(old, whole, metered.whole),
-            sums=jnp.where(_over(old, metered.sums), 0, metered.sums),
+            directions=jax.lax.cond(over, moved_up, lambda: metered.directions),
+            tangents=[
+                jnp.where(over, jnp.concatenate([t[1:], jnp.zeros_like(t[:1])]), t)
+                for t in tangents
+            ],
+            carry=split_floats(end).values,
+            age=jnp.where(over, 0, age),
+            sums=jnp.where(over, 0, sums),
+            samples=put(metered.samples, sums),
+            ended=put(metered.ended, updates),
+            number=metered.number + done * self.directions,
+            updates=updates,
         )
 
-    def _end(self, metered: MeterState) -> MeterState:
-        """The samples of sets whose life is over, kept."""
-        samples, ended, number = metered.samples, metered.ended, metered.number
-        for done, rows in zip(metered.whole & (metered.age >= (self.memory or 0)), metered.sums):
-            at = (number + jnp.arange(self.directions)) % self.keep
-            samples = jnp.where(done, samples.at[at].set(rows), samples)
-            ended = jnp.where(done, ended.at[at].set(metered.updates), ended)
-            number = number + done * self.directions
-        return replace(metered, samples=samples, ended=ended, number=number)
+    def _gradients(self, metered: MeterState, params, carry, grads) -> list[list]:
+        """The learned leaves of the gradient by each loss, if all fit the state."""
+        grads = grads if isinstance(self.loss_fn, tuple) else (grads,)
+        if not isinstance(grads, tuple) or len(grads) != len(self._losses):
+            raise StructureError(
+                f'grads are {type(grads).__name__}; give a tuple of one for each loss.'
+            )
+        weights, trees = self._learned(params), [jax.tree.leaves(each) for each in grads]
+        found = [[leaves[i] for i in weights.places if i < len(leaves)] for leaves in trees]
+        directions, states = metered.directions, split_floats(carry).values
+        parts = [('params', weights.values, directions), ('carry', states, metered.tangents)]
+        for what, leaves, own in [*parts, *(('grads', each, directions) for each in found)]:
+            shapes, began = [jnp.shape(a) for a in leaves], [a.shape[2:] for a in own]
+            if shapes != began:
+                raise StructureError(
+                    f'{what} have the shapes {shapes}, and this meter began with {began}: they '
+                    'are those of another learner. Make a state with `meter.init(params, carry)`, '
+                    'and give the gradient that the learner returned.'
+                )
+        return found
 
     def along(
         self, params, carry, directions: list, tangents: list, xs, ys, mask=None, reset=None
@@ -278,66 +281,44 @@ class Meter:
         """``<g, v>`` of each direction and loss, and tangents and carry at the end; directions and
         tangents are lists with the directions in front.
         """
-        values, chosen = split_floats(params), self._chosen(params)
-        spread = {i: v for (i, *_), v in zip(chosen, directions, strict=True)}
-        number = directions[0].shape[:1]
-        full = [
-            spread.get(i, jnp.zeros((*number, *jnp.shape(leaf)), leaf.dtype))
-            for i, leaf in enumerate(jax.tree.leaves(params))
-            if is_float(leaf)
-        ]
-        length = jnp.shape(jax.tree.leaves(xs)[0])[0]
-        weights = jnp.ones(length) if mask is None else jnp.asarray(mask)
+        weights, length = self._learned(params), jnp.shape(jax.tree.leaves(xs)[0])[0]
+        dtype = jnp.result_type(jnp.float32, *(jnp.real(p).dtype for p in weights.values))
+        mask = jnp.ones(length, dtype) if mask is None else jnp.asarray(mask, dtype)
         penalty = 1.0
         if self.reduction == 'mean':
-            total = weights.sum()
-            weights, penalty = weights / jnp.where(total == 0, 1, total), 1 / length
+            total = mask.sum()
+            mask, penalty = mask / jnp.where(total == 0, 1, total), 1 / length
         flags, carry0 = (None, None) if reset is None else reset
 
         def step(now, at):
             carry, tangents, sums = now
             x, y, weight, flag = at
-            if flag is not None:
-                carry, tangents = self._restarted(params, carry, carry0, tangents, flag, x)
             states = split_floats(carry)
 
-            def run(params, states_):
-                outputs, new = one_step(
-                    self.learner.cell, values.rebuild(params), states.rebuild(states_), x
-                )
-                losses = jnp.stack([_weighed(f(outputs, y), weight, penalty) for f in self._losses])
-                return losses, split_floats(new).values
+            def run(values: list, states_: list):
+                p, h = weights.rebuild(values), states.rebuild(states_)
+                if flag is not None:
+                    state = self.learner.init(p, h, *x)
+                    h = functional.reset(state, flag, carry0, self.learner.hidden).carry
+                outputs, new = one_step(self.learner.cell, p, h, x)
+                losses = [_weighed(f(outputs, y), weight, penalty) for f in self._losses]
+                return (jnp.stack(losses).astype(dtype), split_floats(new).values), new
 
-            def push(v, s):
-                return jax.jvp(run, (values.values, states.values), (v, s))[1]
+            def push(v: list, s: list):
+                _, pushed, new = jax.jvp(run, (weights.values, states.values), (v, s), has_aux=True)
+                return *pushed, new
 
-            check_forward_mode(run, values.values, states.values)
-            of_losses, tangents = jax.vmap(push)(full, tangents)
-            new = one_step(self.learner.cell, params, carry, x)[1]
-            return (new, tangents, sums + of_losses), None
+            try:
+                losses, tangents, new = jax.vmap(push)(directions, tangents)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                raise refused(run, (weights.values, states.values), error) from error
+            # no value depends on a direction
+            return (jax.tree.map(lambda a: a[0], new), tangents, sums + losses), None
 
-        dtype = jnp.result_type(jnp.float32, *(jnp.real(v).dtype for v in values.values))
-        sums = jnp.zeros((*number, len(self._losses)), dtype)
-        at = (xs, ys, weights.astype(dtype), flags)
+        sums = jnp.zeros((len(directions[0]), len(self._losses)), dtype)
+        at = (xs, ys, mask, flags)
         (end, tangents, sums), _ = jax.lax.scan(step, (carry, tangents, sums), at)
         return sums, tangents, end
-
-    def _restarted(self, params, carry, carry0, tangents: list, flag, x) -> tuple[Any, list]:
-        """The carry with flagged samples from ``carry0``, and tangents that are zero there."""
-        like = jax.eval_shape(self.learner.init, params, carry, *x)
-        trace, t = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (like.trace, like.t))
-        state = like.replace(carry=carry, trace=trace, t=t)
-        put_back = partial(functional.reset, flags=flag, hidden=self.learner.hidden)
-        floats: Leaves = split_floats(carry)
-        zeros = floats.rebuild([jnp.zeros_like(v) for v in floats.values])
-
-        def of_one(tangents):
-            tangents = state.replace(carry=floats.rebuild(tangents))
-            return split_floats(put_back(tangents, carry0=zeros).carry).values
-
-        return put_back(state, carry0=carry0).carry, jax.vmap(of_one)(tangents)
-
-    # along a sequence -----------------------------------------------------------------------------
 
     def sequence_update(self, optimizer, update_every: int = 1) -> Callable:
         """``(params, opt_state, state, metered, xs, ys, mask=None, reset=None) -> Trained,
@@ -357,16 +338,11 @@ class Meter:
         >>> print(meter.reading(metered).cosine)
         1.000 +- 0.000
         """
-        if len(self._losses) > 1:
-            raise OptionError('this meter has several losses; sequence_update learns by one.')
-        if not is_int(update_every, 1):
-            raise OptionError(f'update_every is {update_every!r}; give an int >= 1.')
+        if isinstance(self.loss_fn, tuple):
+            raise OptionError('loss_fn is a tuple; sequence_update learns by one loss.')
+        of_grads = lambda grads, state: grads  # noqa: E731
         learn = self.learner.sequence_update(
-            self._losses[0],
-            optimizer,
-            update_every,
-            reduction=self.reduction,
-            observe=lambda grads, state: grads,
+            self.loss_fn, optimizer, update_every, self.reduction, observe=of_grads
         )
 
         def run(params, opt_state, state, metered, xs, ys, mask=None, reset=None):
@@ -393,26 +369,21 @@ class Meter:
                 now, last = one(now, jax.tree.map(lambda a: a[whole * update_every :], data))
                 losses = jnp.concatenate([losses, last])
             params, opt_state, state, metered = now
-            trained = functional.Trained(params, losses, None, state, opt_state)
-            return trained, metered
+            return functional.Trained(params, losses, None, state, opt_state), metered
 
         return run
-
-    # what it says ---------------------------------------------------------------------------------
 
     def reading(self, metered: MeterState, params=None) -> Reading | tuple[Reading, ...]:
         """The :class:`Reading` of the last ``keep`` samples, for several losses a tuple of them.
         ``params``, of which shapes count alone, give parameters their names.
         """
-        number, keep = int(metered.number), len(metered.ended)
-        order = np.arange(max(0, number - keep), number) % keep
+        number, count = int(metered.number), len(metered.directions)
+        order = np.arange(max(0, number - self.keep), number) % self.keep
         samples, ended = np.asarray(metered.samples)[order], np.asarray(metered.ended)[order]
-        count = len(metered.directions)
-        paths = (
-            [str(i) for i in range(count)]
-            if params is None
-            else [path for _, path, _ in self._chosen(params)]
-        )
+        paths = [str(i) for i in range(count)]
+        if params is not None:
+            every = list(functional.flatten_paths(params))
+            paths = ['/'.join(map(str, every[i])) for i in self._learned(params).places]
         if len(paths) != count:
             raise StructureError(
                 f'params have {len(paths)} learned leaves, and this meter has {count}: it is that '
@@ -421,25 +392,22 @@ class Meter:
         back = 'the steps of an update'
         if self.memory is not None:
             back = f'{self.memory // 2} to {self.memory} steps'
-        rule = str(self.learner.rule)
-        readings = [
-            Reading.of(rule, back, paths, samples[:, i], ended) for i in range(len(self._losses))
-        ]
-        return tuple(readings) if isinstance(self.loss_fn, tuple) else readings[0]
+        of_loss = [samples[:, i] for i in range(len(self._losses))]
+        found = tuple(Reading.of(str(self.learner.rule), back, paths, s, ended) for s in of_loss)
+        return found if isinstance(self.loss_fn, tuple) else found[0]
 
 
-def _row(places, found: list, a: jax.Array, direction: list) -> jax.Array:
-    """The products of one direction, for each loss."""
-    rows = []
-    for value, grads in zip(a, found):
+def _products(a: jax.Array, directions: list, grads: list[list]) -> jax.Array:
+    """The row ``(aa, ab_p.., bb_p.., gg_p..)`` of each direction and loss, of ``a = <g, v>``."""
+    of_weights, squares = [], []
+    for v, *each in zip(directions, *grads, strict=True):
+        v, g = (x.reshape(len(x), -1) for x in (v, jnp.stack(each)))
         # JAX's gradient by a complex number is the conjugate's: no conjugate here
-        own = [grads[i] for i in places]
-        b = jnp.stack([jnp.sum(g * v).real for g, v in zip(own, direction)])
-        gg = jnp.stack([jnp.sum(jnp.abs(g) ** 2) for g in own])
-        total = b.sum()
-        whole = jnp.stack([value * total, value**2, total**2, gg.sum()])
-        rows.append(jnp.concatenate([whole, value * b, total * b, gg]))
-    return jnp.stack(rows)
+        of_weights.append(jnp.matmul(v, g.T, precision='highest').real)
+        squares.append((jnp.abs(g) ** 2).sum(-1))
+    b, a = jnp.stack(of_weights, -1), a[..., None]
+    gg = jnp.broadcast_to(jnp.stack(squares, -1), b.shape)
+    return jnp.concatenate([a**2, a * b, b.sum(-1, keepdims=True) * b, gg], -1)
 
 
 def _weighed(value, weight, penalty):
@@ -449,12 +417,15 @@ def _weighed(value, weight, penalty):
     return jnp.where(weight == 0, 0, weight * scalar(value))
 
 
-def _signs(key, like: jax.Array) -> jax.Array:
+def _drawn(key, like: list) -> list:
     """Entries of +1 or -1, for complex numbers in both parts: mean 0 and variance 1."""
-    if jnp.iscomplexobj(like):
-        real, imaginary = (_signs(k, like.real) for k in jax.random.split(key))
-        return jax.lax.complex(real, imaginary)
-    return jax.random.rademacher(key, like.shape, like.dtype)
+
+    def signs(key, a):
+        if jnp.iscomplexobj(a):
+            return jax.lax.complex(*(signs(k, a.real) for k in jax.random.split(key)))
+        return jax.random.rademacher(key, a.shape, a.dtype)
+
+    return [signs(k, a) for k, a in zip(jax.random.split(key, len(like)), like)]
 
 
 def _near(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -462,44 +433,5 @@ def _near(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.all(jnp.abs(a - b) <= jnp.finfo(a.dtype).eps ** 0.5 * (1 + jnp.abs(b)))
 
 
-def _over(flags: jax.Array, array: jax.Array) -> jax.Array:
-    return flags.reshape(-1, *[1] * (array.ndim - 1))
-
-
-def _joined(array: jax.Array) -> jax.Array:
-    return array.reshape(-1, *array.shape[2:])
-
-
 def _carry_of(carry):
     return carry.carry if isinstance(carry, functional.OnlineState) else carry
-
-
-def _gradients(grads, losses: tuple) -> list[list]:
-    """The leaves of the gradient by each loss."""
-    if len(losses) == 1:
-        alone = isinstance(grads, tuple) and len(grads) == 1
-        return [jax.tree.leaves(grads[0] if alone else grads)]
-    if not (isinstance(grads, tuple) and len(grads) == len(losses)):
-        raise StructureError(f'grads are {type(grads).__name__}; give one for each loss, a tuple.')
-    return [jax.tree.leaves(one) for one in grads]
-
-
-def _check_fits(
-    metered: MeterState, chosen: tuple, carry: list, found: list, places: tuple
-) -> None:
-    """Refuse what belongs to another learner."""
-    own = [[d.shape[2:] for d in part] for part in (metered.directions, metered.tangents)]
-    given = [[jnp.shape(a) for a in part] for part in (chosen, carry)]
-    for what, mine, yours in zip(('params', 'carry'), own, given):
-        if mine != yours:
-            raise StructureError(
-                f'this meter began with {what} of shapes {mine} and is given {yours}: it is that '
-                'of another learner. Make a state with `meter.init(params, carry)`.'
-            )
-    for leaves in found:
-        shapes = [jnp.shape(leaves[i]) for i in places if i < len(leaves)]
-        if shapes != own[0]:
-            raise StructureError(
-                f'grads have the shapes {shapes}, and the learned parameters {own[0]}: give the '
-                'gradient that this learner returned, a tree like params.'
-            )

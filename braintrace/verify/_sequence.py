@@ -14,11 +14,12 @@ from ..errors import OptionError, StepFunctionError, StructureError
 
 
 class Leaves(NamedTuple):
-    """The leaves of inexact dtype of a tree; ``rebuild(values, others)`` makes the tree again, with
-    its own other leaves or the given ones.
+    """Chosen leaves of a tree, and their places among all; ``rebuild(values, others)`` makes the
+    tree again, with its own other leaves or the given ones.
     """
 
     values: list
+    places: list[int]
     rebuild: Callable[..., Any]
 
 
@@ -26,17 +27,23 @@ def is_float(leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
-def split_floats(tree) -> Leaves:
+def split(tree, chosen: Callable) -> Leaves:
+    """The leaves that are ``chosen``, of their number and value."""
     leaves, structure = jax.tree.flatten(tree)
-    chosen = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+    places = [i for i, leaf in enumerate(leaves) if chosen(i, leaf)]
 
     def rebuild(values, others=leaves):
         full = list(others)
-        for i, value in zip(chosen, values, strict=True):
+        for i, value in zip(places, values, strict=True):
             full[i] = value
         return jax.tree.unflatten(structure, full)
 
-    return Leaves([leaves[i] for i in chosen], rebuild)
+    return Leaves([leaves[i] for i in places], places, rebuild)
+
+
+def split_floats(tree) -> Leaves:
+    """The leaves of inexact dtype."""
+    return split(tree, lambda _, leaf: is_float(leaf))
 
 
 def checked(cell, params, carry, xs, ys, loss) -> tuple:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,11 @@ import numpy as np
 from .. import functional
 from .. import rules as every_rule
 from .._signatures import is_int, public
-from .._tables import Table, as_html, as_text
+from .._tables import Table
 from ..errors import BraintraceError, OptionError
-from ._meter import Meter, _row, _signs
+from ._meter import Meter
 from ._reading import Estimate, Reading
-from .diagnosis import _plain
+from ._shown import Shown
 
 LARGEST = 2**28  # bytes of a trace that `rules=None` still tries
 AT_ONCE = 32  # directions in one vmap
@@ -48,10 +49,10 @@ class RuleRow:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     """What :func:`compare_rules` returns: ``rows`` of :class:`RuleRow`, the largest cosine first;
-    ``cheapest``: the rule of the smallest trace whose cosine is at least ``bound``, or None;
-    ``left_out``: rule -> why it was not run.
+    ``cheapest``: the rule of the smallest trace, of equal ones the fastest, whose cosine is at
+    least ``bound``, or None; ``left_out``: rule -> why it was not run.
 
     >>> from braintrace.verify import Comparison
     >>> print(Comparison((), 0.9, {'snap(2)': 'too large'}))
@@ -62,23 +63,17 @@ class Comparison:
     rows: tuple[RuleRow, ...]
     bound: float
     left_out: dict[str, str]
+    cheapest: str | None = field(init=False)
 
-    @property
-    def cheapest(self) -> str | None:
-        """The rule of the smallest trace, of equal ones the fastest, above the bound."""
+    def __post_init__(self):
         above = [r for r in self.rows if r.cosine.known and r.cosine.value >= self.bound - 1e-6]
-        return min(above, key=lambda r: (r.trace_bytes, r.ms)).rule if above else None
-
-    def as_dict(self) -> dict:
-        """Everything as dicts, lists, strings, numbers and None, as JSON has them."""
-        rows = [{**_plain(r), 'reading': r.reading.as_dict()} for r in self.rows]
-        rest = {'bound': self.bound, 'left_out': dict(self.left_out)}
-        return {'rows': rows, 'cheapest': self.cheapest, **rest}
+        best = min(above, key=lambda r: (r.trace_bytes, r.ms), default=None)
+        object.__setattr__(self, 'cheapest', best and best.rule)
 
     def _lines(self) -> list[str]:
         first = f'no rule has a cosine of {self.bound}'
-        if (cheapest := self.cheapest) is not None:
-            first = f'the smallest trace with a cosine of {self.bound}: {cheapest}'
+        if self.cheapest is not None:
+            first = f'the smallest trace with a cosine of {self.bound}: {self.cheapest}'
         return [first, *(f'not run: {rule}, {why}' for rule, why in self.left_out.items())]
 
     def _tables(self) -> list[Table]:
@@ -93,21 +88,13 @@ class Comparison:
         ]
         return [Table('rules', columns, rows)]
 
-    def __str__(self) -> str:
-        return as_text(self._lines(), self._tables())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(self._lines(), self._tables())
-
 
 def _usual() -> list[every_rule.Rule]:
     return [
         every_rule.same_step(),
         every_rule.es_d_rtrl(0.9),
         every_rule.es_d_rtrl(0.99),
-        every_rule.e_prop(0.9),
+        every_rule.e_prop('auto'),
         every_rule.d_rtrl(),
         every_rule.d_rtrl(credit='whole'),
         every_rule.uoro(),
@@ -180,34 +167,59 @@ def compare_rules(
     size = length if memory is None else memory
     if size > length:
         raise OptionError(f'memory is {size} steps, and the sequence has {length}.')
-    whole = length // size
-    pieces = jax.tree.map(
-        lambda a: jnp.asarray(a)[: whole * size].reshape(whole, size, *a.shape[1:]), (xs, ys)
-    )
     first = jax.tree.map(lambda a: a[0], xs)
-    groups = -(-directions // AT_ONCE)
-    keys = jax.random.split(jax.random.key(0), (whole, groups))
-    meter = Meter(model, loss_fn)
-    carries, truth = jax.jit(lambda *a: _truth(meter, *a))(params, carry, pieces, keys)
-    rows, left_out = [], {}
+    learners, left_out = [], {}
     for rule in _usual() if rules is None else rules:
         online = functional.online(
             model.cell, rule, trainable=model.trainable, hidden=model.hidden, policy=model.policy
         )
         try:
             jax.eval_shape(online.init, params, carry, *first)
-            trace_bytes = online.report.memory
         except BraintraceError as e:
             if rules is not None:
                 raise
             left_out[str(rule)] = str(e).split('. ')[0]
             continue
-        if rules is None and trace_bytes > LARGEST:
-            left_out[str(rule)] = f'its trace has {trace_bytes / 2**20:.0f} MiB'
+        if rules is None and online.report.memory > LARGEST:
+            left_out[str(rule)] = f'its trace has {online.report.memory / 2**20:.0f} MiB'
             continue
-        rows.append(_row_of(online, meter, params, carries, pieces, keys, truth, first))
-    if not rows:
+        learners.append(online)
+    if not learners:
         raise OptionError(f'no rule fits this model: {left_out}. Give `rules=`.')
+
+    # The tangents are the same for all rules: to the meter they are gradients by as many losses.
+    pieces, turns = length // size, -(-directions // AT_ONCE)
+    every = (loss_fn,) * len(learners)
+    meter = Meter(model, every, directions=AT_ONCE, keep=pieces * turns * AT_ONCE)
+
+    @jax.jit
+    def measure(metered, params, carry, xs, ys, grads):
+        again = lambda now, _: (meter.update(now, params, carry, xs, ys, grads), None)
+        return jax.lax.scan(again, metered, length=turns)[0]
+
+    gradients = [jax.jit(online.sequence_grad(loss_fn, keep_trace=False)) for online in learners]
+    states = [online.init(params, carry, *first) for online in learners]
+    metered = meter.init(params, carry)
+    for begin in range(0, pieces * size, size):
+        part = slice(begin, begin + size)
+        at = jax.tree.map(lambda a: jnp.asarray(a)[part], (xs, ys))  # noqa: B023
+        found = [gradient(params, state, *at) for gradient, state in zip(gradients, states)]
+        grads = tuple(each.grads for each in found)
+        metered = measure(metered, params, states[0].carry, *at, grads)
+        states = [each.state for each in found]
+    readings = cast(tuple[Reading, ...], meter.reading(jax.block_until_ready(metered), params))
+
+    def milliseconds(k: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(gradients[k](params, states[k], *at))
+        return 1e3 * (time.perf_counter() - start)
+
+    rows = []
+    for k, (online, reading) in enumerate(zip(learners, readings, strict=True)):
+        rule, report, back = str(online.rule), online.report, f'the {size} steps of a piece'
+        best = min(milliseconds(k) for _ in range(TIMES))
+        reading = replace(reading, rule=rule, looks_back=back)
+        rows.append(RuleRow(rule, reading, report.memory, best, report.exact))
     rows.sort(key=lambda r: -np.nan_to_num(r.cosine.value, nan=-2))
     return Comparison(tuple(rows), bound, left_out)
 
@@ -226,67 +238,3 @@ def _pure(learner, params, carry, xs, length: int) -> tuple:
     own, of_params, of_carry = learner.pure()
     params = of_params if params is None else params
     return own, params, of_carry if carry is None else carry, learner.with_environment(xs, length)
-
-
-def _drawn(meter: Meter, params, key) -> list:
-    leaves = [leaf for _, _, leaf in meter._chosen(params)]
-    keys = jax.random.split(key, len(leaves))
-    return [_signs(k, jnp.zeros((AT_ONCE, *jnp.shape(p)), p.dtype)) for k, p in zip(keys, leaves)]
-
-
-def _truth(meter: Meter, params, carry, pieces, keys) -> tuple:
-    """The carry before each piece, and ``<g, v>`` of every direction there."""
-
-    def piece(carry, at):
-        (xs, ys), keys = at
-
-        def some(key):
-            tangents = [
-                jnp.zeros((AT_ONCE, *jnp.shape(h)), h.dtype)
-                for h in jax.tree.leaves(carry)
-                if jnp.issubdtype(h.dtype, jnp.inexact)
-            ]
-            found = meter.along(params, carry, _drawn(meter, params, key), tangents, xs, ys)
-            return found[0], found[2]
-
-        a, ends = jax.lax.map(some, keys)
-        return jax.tree.map(lambda e: e[0], ends), (carry, a)
-
-    return jax.lax.scan(piece, carry, (pieces, keys))[1]
-
-
-def _row_of(learner, meter: Meter, params, carries, pieces, keys, truth, first) -> RuleRow:
-    gradient = learner.sequence_grad(meter.loss_fn, keep_trace=False)
-
-    @jax.jit
-    def grads_of(params, carry, xs, ys):
-        return gradient(params, learner.init(params, carry, *first), xs, ys).grads
-
-    @jax.jit
-    def products(grads, a, keys):
-        found = [jax.tree.leaves(grads)]
-        places = [i for i, _, _ in meter._chosen(params)]
-
-        def some(at):
-            a, key = at
-            row = lambda a, v: _row(places, found, a, v)[0]  # noqa: E731
-            return jax.vmap(row)(a, _drawn(meter, params, key))
-
-        return jax.lax.map(some, (a, keys))
-
-    rows, times = [], []
-    for i in range(len(truth)):
-        at = jax.tree.map(lambda a: a[i], (carries, *pieces))  # noqa: B023
-        grads = jax.block_until_ready(grads_of(params, *at))
-        for _ in range(TIMES if i == 0 else 0):
-            start = time.perf_counter()
-            jax.block_until_ready(grads_of(params, *at))
-            times.append(time.perf_counter() - start)
-        rows.append(np.asarray(products(grads, truth[i], keys[i])))
-    samples = np.concatenate(rows)
-    samples = samples.reshape(-1, samples.shape[-1])
-    size = jnp.shape(jax.tree.leaves(pieces)[0])[1]
-    paths = [path for _, path, _ in meter._chosen(params)]
-    rule = str(learner.rule)
-    reading = Reading.of(rule, f'the {size} steps of a piece', paths, samples)
-    return RuleRow(rule, reading, learner.report.memory, 1e3 * min(times), learner.report.exact)

@@ -4,13 +4,11 @@ and draws a figure.
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import math
 from dataclasses import dataclass
 
-from .._tables import Table, as_html, as_text
-from ..errors import OptionError
+from .._tables import Table
+from ._shown import Shown, empty_figure
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Activity:
 
 
 @dataclass(frozen=True, repr=False)
-class Diagnosis:
+class Diagnosis(Shown):
     """The result of :func:`braintrace.verify.diagnose`; it prints as text and shows as tables in a
     notebook.
 
@@ -145,12 +143,6 @@ class Diagnosis:
         """Hidden group -> share of saturated units."""
         return {a.group: a.saturated for a in self.activity}
 
-    def as_dict(self) -> dict:
-        """Everything as dicts, lists, strings, numbers and None, as JSON has them; a number that is
-        not finite becomes None.
-        """
-        return _plain(self)
-
     def _lines(self) -> list[str]:
         return [
             f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT '
@@ -185,21 +177,13 @@ class Diagnosis:
             Table('activity', of_units, activity),
         ]
 
-    def __str__(self) -> str:
-        return as_text(self._lines(), self._tables())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(self._lines(), self._tables())
-
     def figure(self):
         """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the
         trace's norm along the window; a notebook shows it.
 
         Raises :class:`braintrace.errors.OptionError` without matplotlib.
         """
-        fig = _figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
+        fig = empty_figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
         columns = {
@@ -221,34 +205,6 @@ class Diagnosis:
         if self.trace_growth:
             growth.legend(fontsize=7)
         return fig
-
-
-def _figure(**options):
-    """An empty figure that a notebook shows without ``pyplot``."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise OptionError(
-            'a figure needs matplotlib. Install it: pip install matplotlib; or print the diagnosis.'
-        ) from e
-
-    class Shown(Figure):
-        def _repr_png_(self) -> bytes:
-            file = io.BytesIO()
-            self.savefig(file, format='png')
-            return file.getvalue()
-
-    return Shown(**options)
-
-
-def _plain(value):
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _share(value: float | None) -> str:

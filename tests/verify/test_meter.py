@@ -89,7 +89,6 @@ def test_over_all_signs_the_products_are_the_inner_products():
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=7)))
     directions = [signs[:, :6].reshape(1, -1, 3, 2), signs[:, 6:].reshape(1, -1, 1)]
     meter = verify.Meter(learner, loss, directions=128)
-    empty = meter.init(params, h)
     a, _, _ = meter.along(
         params, h, [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))], (xs,), ys
     )
@@ -103,7 +102,6 @@ def test_over_all_signs_the_products_are_the_inner_products():
     np.testing.assert_allclose(np.mean(a[:, 0] ** 2), dot(true, true), rtol=1e-10)
     of_w = np.sum(np.asarray(grads['W']) * directions[0][0], axis=(1, 2))
     np.testing.assert_allclose(np.mean(a[:, 0] * of_w), np.vdot(true['W'], grads['W']), rtol=1e-10)
-    assert empty.sums.shape == (1, 128, 1, 4 + 3 * 2)
 
 
 def metered(case, rule, updates=40, **options):
@@ -194,25 +192,58 @@ def test_a_stream_in_windows_of_odd_lengths_reads_one_where_the_rule_is_exact():
     assert reading.looks_back == '16 to 32 steps'
 
 
+def test_a_direction_of_a_stream_is_counted_as_soon_as_the_next_one_is_born():
+    """By reverse mode from the step in which it was born."""
+    cell, params, h = linear(0.9)
+    learner, halves = functional.online(cell), 4  # of 4 steps, two updates
+    meter = verify.Meter(learner, mean_square, memory=8)
+    xs = jax.random.normal(jax.random.key(0), (4 * halves, 2, 2))
+    ys, state, now = jnp.ones((4 * halves, 2, 3)), learner.init(params, h, xs[0]), None
+    born, carries, gradient = [], [], learner.sequence_grad(mean_square)
+    for i in range(0, len(xs), 2):
+        now = now or meter.init(params, h)
+        if i % 4 == 0:
+            born, carries = [*born, now.directions[0][1]], [*carries, state.carry]
+        found = gradient(params, state, xs[i : i + 2], ys[i : i + 2])
+        now = meter.update(now, params, state, xs[i : i + 2], ys[i : i + 2], found.grads)
+        state = found.state
+    assert int(now.number) == 4 * (halves - 1)
+
+    def loss_of(params, life, update):
+        """The loss of an update of the second half of a life, from the first half's start on."""
+        steps = slice(4 * life, 4 * life + 6 + 2 * update)
+        run = lambda h, at: (lambda out: (out[1], mean_square(out[0], at[1])))(
+            cell(params, h, at[0])
+        )
+        return jax.lax.scan(run, carries[life], (xs[steps], ys[steps]))[1][-2:].mean()
+
+    for life in range(halves - 1):
+        true = [jax.grad(loss_of)(params, life, update)['W'] for update in (0, 1)]
+        want = sum(np.sum(np.asarray(g * born[life]), axis=(1, 2)) ** 2 for g in true)
+        assert_close(now.samples[4 * life : 4 * life + 4, 0, 0], want)
+
+
 def test_a_carry_that_was_rounded_otherwise_is_no_jump():
     cell, params, h = linear()
     meter = verify.Meter(functional.online(cell), mean_square, memory=8)
     x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
     now = meter.update(meter.init(params, h), params, h, x, ys, grads)
-    rounded = now.carry[0] * (1 + 1e-15)
-    assert meter.update(now, params, rounded, x, ys, grads).age.tolist() == [4, 8]
+    goes_on = meter.update(now, params, now.carry[0] * (1 + 1e-15), x, ys, grads)
+    assert (int(now.age), int(goes_on.age)) == (-2, 0)
 
 
-def test_a_stream_that_jumps_starts_all_directions_anew():
+def test_a_stream_that_jumps_counts_no_direction_that_was_alive():
     cell, params, h = linear()
     meter = verify.Meter(functional.online(cell), mean_square, memory=8)
-    x, grads, now = jnp.ones((2, 2, 2)), {'W': jnp.ones((2, 3))}, meter.init(params, h)
-    ys = jnp.zeros((2, 2, 3))
-    now = meter.update(now, params, h, x, ys, grads)
-    goes_on = meter.update(now, params, now.carry[0], x, ys, grads)
-    assert goes_on.age.tolist() == [4, 8]
-    assert_close(goes_on.directions[0], now.directions[0])
-    assert meter.update(now, params, h + 1, x, ys, grads).age.tolist() == [2, 6]
+    x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
+    now = meter.init(params, h)
+    for _ in range(3):
+        now = meter.update(now, params, h if now.updates == 0 else now.carry[0], x, ys, grads)
+    assert int(now.age) == 2 and float(jnp.abs(now.sums).max()) > 0
+    jumped = meter.update(now, params, h + 1, x, ys, grads)
+    assert int(jumped.age) == -2 and not jumped.sums.any()
+    v, s = now.directions[0][1], jumped.tangents[0][1]
+    assert_close(s, 1.5 * jnp.broadcast_to(v.sum(1)[:, None], s.shape))
 
 
 def test_sequence_update_learns_as_the_learner_does_and_reads():
@@ -291,7 +322,9 @@ def test_an_op_without_forward_mode_is_named(wrap):
     cell = lambda p, h, x: (h, wrap(stubborn)(0.5 * h + braintrace.matmul(x, p['W'])))
     meter = verify.Meter(functional.online(cell), mean_square)
     now, grads = meter.init(params, h), {'W': jnp.ones((2, 3))}
-    with pytest.raises(NotSupportedError, match=r'custom_vjp_call.*stubborn.*jax\.custom_jvp'):
+    line = cell.__code__.co_firstlineno
+    says = rf'custom_vjp_call.*stubborn.* at .*test_meter\.py:{line} .*jax\.custom_jvp'
+    with pytest.raises(NotSupportedError, match=says):
         meter.step(now, params, h, jnp.ones((2, 2)), jnp.zeros((2, 3)), grads)
 
 
