@@ -485,7 +485,7 @@ def plots(found) -> None:
                 at = [(r['spec'][column], t) for r in found['scaling'][axis] if (t := ms(r, name))]
                 lines(ax, name, at, xlabel=label, ylabel='ms a step')
             ax.set_xticks(ticks, [f'{x:,}' for x in ticks])
-        drawn.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
+        drawn.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside upper center', ncols=2)
         both = ('seconds', 1, 'seconds, all steps'), ('peak', 2**20, 'peak memory, MiB')
         for ax, (what, unit, label) in zip(axes[2], both):
             for rule, name in OF_RULES.items():
