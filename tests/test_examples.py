@@ -51,6 +51,12 @@ def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, tmp_pat
     assert set(results) == set(digits.METHODS) and all(f'| {name} |' in printed for name in results)
 
 
+@pytest.mark.slow
+def test_the_rule_to_copy_is_its_formula():
+    errors = list(load('own_rule').main().values())
+    assert max(errors[:2]) < 1e-5 < 1e-2 < errors[2]
+
+
 FRAMEWORKS = {
     'functional_plain': ('jax', 0.85),
     'nnx_online': ('flax', 0.85),
