@@ -106,8 +106,8 @@ MUTANTS = [
     Mutant(
         'adaptive feedback fades twice as fast',
         '_executor/feedback.py',
-        '** (0 if count is None else count)',
-        '** (0 if count is None else 2 * count)',
+        '0 if count is None else count,',
+        '0 if count is None else 2 * count,',
         f'{FEEDBACK} -k adaptive',
     ),
     Mutant(

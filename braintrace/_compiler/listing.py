@@ -47,7 +47,7 @@ def listing(program: Program) -> list[str]:
 
 
 def _constant(x) -> str:
-    if isinstance(x, _jax.Tracer):
+    if isinstance(x, _jax.Tracer | jax.ShapeDtypeStruct):
         return describe_aval(x)
     array = np.asarray(jax.random.key_data(x) if _jax.is_key(x) else x)
     if array.size == 1:

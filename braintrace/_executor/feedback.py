@@ -20,10 +20,10 @@ moving_with.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 def with_weights(op: OpUse, args: list, weights: Mapping) -> list:
-    """The operands of an op, these weights in their places as constants."""
+    """The operands of an op, these weights in their places."""
     args = list(args)
     for name, k in op.slots.items():
-        args[k] = jax.lax.stop_gradient(weights[name])
+        args[k] = weights[name]
     return args
 
 
@@ -36,8 +36,10 @@ def feedback_weights(
         drawn = constants[number]
         if graph.fading is None:
             return drawn
-        left = (1 - graph.fading) ** (0 if count is None else count)
-        return weights[key][name] + jnp.asarray(left, drawn.dtype) * drawn
+        steps = jnp.asarray(0 if count is None else count, jnp.result_type(float))
+        left = (1 - graph.fading) ** steps
+        own = jax.lax.stop_gradient(weights[key][name])
+        return own + jnp.asarray(left, drawn.dtype) * drawn
 
     return {
         key: {name: one(key, name, number) for name, number in numbers.items()}

@@ -36,6 +36,7 @@ from .layout import (
     tree_bytes,
     where_lanes,
 )
+from .moving import Moving, arrays_of, checked, in_text, number_of, times
 from .pending import reset_later
 from .rule import (
     Network,

@@ -25,6 +25,7 @@ from .contraction import (
 )
 from .entries import OpTrace
 from .layout import Pair, by_op, by_pair, entry_dtype, pairs, reached, to_y, where_lanes
+from .moving import Moving, number_of, times
 from .rule import Network, OpGradients, PendsWhole, PositionWise, Trace, Window
 
 # factored traces ----------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class ESDRTRL(PositionWise, PendsWhole):
     ex^t = a_x ex^{t-1} + x^t        ef^t = a_f D^t ef^{t-1} + (1 - a_f) D_f^t
     """
 
-    decay: float | tuple[float, float]
+    decay: float | Moving | tuple[float | Moving, float | Moving]
     name: ClassVar[str] = 'ES_D_RTRL'
     made_by: ClassVar[str] = 'es_d_rtrl'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
@@ -123,13 +124,14 @@ class ESDRTRL(PositionWise, PendsWhole):
     }
 
     @property
-    def decays(self) -> tuple[float, float]:
+    def decays(self) -> tuple[Any, Any]:
         """``a_x`` and ``a_f``."""
-        return self.decay if isinstance(self.decay, tuple) else (self.decay, self.decay)
+        a_x, a_f = self.decay if isinstance(self.decay, tuple) else (self.decay, self.decay)
+        return number_of(a_x), number_of(a_f)
 
     @property
     def remembers(self) -> bool:
-        return any(self.decays)
+        return self.decay not in (0.0, (0.0, 0.0))
 
     @property
     def approximation(self) -> str:
@@ -219,7 +221,7 @@ class ESDRTRL(PositionWise, PendsWhole):
         def one(pair: Pair):
             old, df = pair.of(slots), pair.vector(pair.of(factors.df))
             moved = apply(pair.transition(factors.d), old['f'])
-            new = {
+            new: dict[str, Any] = {
                 'f': tuple(
                     _sum(_scaled(a_f, m), _scaled(1 - a_f, q), f)
                     for m, q, f in zip(moved, df, old['f'], strict=True)
@@ -227,7 +229,7 @@ class ESDRTRL(PositionWise, PendsWhole):
             }
             if 'x' in old:
                 x = represented(pair.op, factors.x[pair.relation.key])
-                new['x'] = (a_x * old['x'] + x).astype(old['x'].dtype)
+                new['x'] = (times(a_x, old['x']) + x).astype(old['x'].dtype)
             return new
 
         return by_pair(network.graph, one)
@@ -294,8 +296,8 @@ def _sum(moved, fresh, like: jax.Array) -> jax.Array:
     )
 
 
-def _scaled(a: float, x):
-    return None if x is None else a * x
+def _scaled(a, x):
+    return None if x is None else times(a, x)
 
 
 def _through(network: Network) -> set[str]:

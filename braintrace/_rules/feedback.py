@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 
 from .._compiler import ETraceGraph, OpUse, is_inexact, leaks, readouts
 from ..errors import OptionError
+from .moving import Moving, checked, number_of
 
 # views --------------------------------------------------------------------------------------------
 #
@@ -36,7 +37,7 @@ class View:
     """
 
     scope: str = 'position'
-    kappa: float | str = 0.0
+    kappa: float | Moving | str = 0.0
     feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
@@ -46,7 +47,7 @@ class View:
                 graph = VIEWS[field.name](graph, getattr(self, field.name))
         return graph if self.feedback is None or graph.feedback else self.feedback.of(graph)
 
-    def kappa_in(self, graph: ETraceGraph) -> float:
+    def kappa_in(self, graph: ETraceGraph) -> float | Moving:
         """``kappa`` in numbers, of a step in this view."""
         if not isinstance(self.kappa, str):
             return self.kappa
@@ -58,7 +59,8 @@ class View:
         program, found = graph.program, []
         if kappa := self.kappa_in(graph):
             places = ', '.join(program.carry_keys[c][-1] for c in program.virtual_states)
-            found.append(f'kappa {kappa:g} at {places}')
+            shown = kappa if isinstance(kappa, Moving) else f'{kappa:g}'
+            found.append(f'kappa {shown} at {places}')
         if graph.feedback:
             places = ', '.join(graph.feedback)
             found.append(f'the error reaches h through B in place of W at {places}')
@@ -101,9 +103,10 @@ class Feedback:
         The standard deviation of the normal numbers in B, or in E. By default ``1 / sqrt(n)``,
         where n is how many products with x an element of y sums: the features of ``matmul``, the
         taps of a convolution, the entries of a sparse column on average; for an op of two factors
-        (lora) that of their product.
+        (lora) that of their product. An array of shape () as in
+        :func:`braintrace.rules.es_d_rtrl`.
     decay : float
-        In [0, 1), of ``'adaptive'`` alone.
+        In [0, 1), of ``'adaptive'`` alone; an array like ``scale``.
     seed : int
         The numbers are drawn from it and the op's key alone.
 
@@ -122,8 +125,8 @@ class Feedback:
 
     kind: Literal['random', 'adaptive']
     ops: tuple[str, ...] | None = None
-    scale: float | None = None
-    decay: float = 0.0
+    scale: float | jax.Array | None = None
+    decay: float | jax.Array = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -134,10 +137,16 @@ class Feedback:
             )
         if self.ops is not None:
             object.__setattr__(self, 'ops', _keys(self.ops))
-        if self.scale is not None and not (_is_number(self.scale) and 0 < self.scale < math.inf):
-            raise OptionError(f'scale is {self.scale!r}; give a standard deviation > 0, or None.')
-        if not (_is_number(self.decay) and 0 <= self.decay < 1):
+        if self.scale is not None:
+            scale = checked('scale', self.scale, lambda x: 0 < x < math.inf)
+            if scale is None:
+                raise OptionError(
+                    f'scale is {self.scale!r}; give a standard deviation > 0, or None.'
+                )
+            object.__setattr__(self, 'scale', scale)
+        if (decay := checked('decay', self.decay)) is None:
             raise OptionError(f'decay is {self.decay!r}; give a number in [0, 1).')
+        object.__setattr__(self, 'decay', decay)
         if self.decay and self.kind == 'random':
             raise OptionError(
                 f"decay is {self.decay} with 'random' feedback, which is fixed; leave it out, or "
@@ -160,7 +169,7 @@ class Feedback:
             graph,
             program=replace(program, avals=tuple(avals), constants=constants),
             feedback=feedback,
-            fading=self.decay if self.kind == 'adaptive' else None,
+            fading=number_of(self.decay) if self.kind == 'adaptive' else None,
         )
 
     def _chosen(self, graph: ETraceGraph) -> list[OpUse]:
@@ -181,10 +190,10 @@ class Feedback:
             )
         return [able[key] for key in dict.fromkeys(asked)]
 
-    def draw(self, op: OpUse, constants: Mapping) -> dict[str, np.ndarray]:
+    def draw(self, op: OpUse, constants: Mapping) -> dict[str, Any]:
         """The feedback weights of an op; ``constants``: value number -> array."""
         rng = np.random.default_rng([self.seed, zlib.crc32(op.key.encode())])
-        scale = _scale(op, constants) if self.scale is None else self.scale
+        scale = _scale(op, constants) if self.scale is None else number_of(self.scale)
         return {
             name: (scale * rng.standard_normal(aval.shape)).astype(aval.dtype)
             for name, aval in sorted(op.weight_avals.items())
@@ -206,10 +215,6 @@ def _keys(ops) -> tuple[str, ...]:
     if not (keys and all(isinstance(key, str) for key in keys)):
         raise OptionError(f'ops is {ops!r}; give keys of ops, as the report names them, or None.')
     return keys
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _scale(op: OpUse, constants: Mapping) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields, replace
-from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 
 import jax
@@ -14,6 +13,7 @@ from .._compiler import ETraceGraph
 from .._executor import Executor, Factors, Signals, Steps, Vector
 from ..errors import OptionError
 from .feedback import Feedback, View
+from .moving import checked, in_text
 
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
@@ -114,12 +114,13 @@ class Rule(ABC):
     @property
     def own_call(self) -> str:
         """The same of equal rules; a saved learner has it."""
+        given = {f: in_text(getattr(self, f.name)) for f in fields(self) if f.name != 'view'}
         # a dtype is written by its name
         text = lambda value: repr(value.name if isinstance(value, np.dtype) else value)
         shown = [
             repr(value) if f.default is MISSING else f'{f.name}={text(value)}'
-            for f in fields(self)
-            if f.name != 'view' and (value := getattr(self, f.name)) != f.default
+            for f, value in given.items()
+            if value != f.default
         ]
         own_scope = self.takes_scope and self.view.scope != 'position'
         shown += [f'scope={self.view.scope!r}'] if own_scope else []
@@ -161,7 +162,7 @@ class Rule(ABC):
         return self._seeing('feedback', feedback)
 
     @final
-    def filtered(self, kappa: float | Literal['auto']) -> Self:
+    def filtered(self, kappa: float | jax.Array | Literal['auto']) -> Self:
         """This rule, in which readouts read through a filter: it counts each x that a readout read
         k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
 
@@ -171,30 +172,30 @@ class Rule(ABC):
         result no op reads, in the step or through a state. The factor ``1 - kappa`` of some papers
         belongs to the model's own readout. Exact for one hidden layer in front of a readout ``y^t =
         kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. ``'auto'`` is the leak of
-        the readouts, 0 where none leaks; a warning tells of another number than it. Raises
-        :class:`braintrace.errors.OptionError` for a kappa outside [0, 1), for a rule that has no
-        entry to filter, and when the step is compiled if no readout reads position by position what
-        an op with a trace made, or ``'auto'`` finds no number that is the leak of all of them.
+        the readouts, 0 where none leaks; a warning tells of another number than it. An array of
+        shape () is a kappa too (:func:`braintrace.rules.es_d_rtrl`), of which nothing is told.
+        Raises :class:`braintrace.errors.OptionError` for a kappa outside [0, 1), for a rule that
+        has no entry to filter, and when the step is compiled if no readout reads position by
+        position what an op with a trace made, or ``'auto'`` finds no number that is the leak of all
+        of them.
 
         >>> import braintrace
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
         0.9
         """
-        auto = isinstance(kappa, str) and kappa == 'auto'
-        number = isinstance(kappa, Real) and not isinstance(kappa, bool)
-        if not (auto or (number and 0 <= float(kappa) < 1)):
+        value = kappa if isinstance(kappa, str) else checked('kappa', kappa)
+        if value is None or (isinstance(value, str) and value != 'auto'):
             raise OptionError(
                 f"kappa is {kappa!r}; give a number in [0, 1), 0 for no filter, or 'auto', the "
                 "readouts' leak."
             )
-        if kappa and not self.filters:
+        if value and not self.filters:
             raise OptionError(
                 f'{self.name} keeps no trace entry that a filter could lengthen, so it has no '
                 'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
                 'filter in the model (braintrace.nn.FilteredReadout).'
             )
-        value = kappa if auto else float(kappa)
-        return self._seeing('kappa', value) if kappa or self.filters else self
+        return self._seeing('kappa', value) if value or self.filters else self
 
     def _seeing(self, name: str, value) -> Self:
         """This rule, with another value of its view."""
@@ -214,7 +215,7 @@ class Rule(ABC):
         """The compiled step as this rule sees it, also of a step that a rule has seen."""
         # a step that another rule has seen is looked at anew, from what was compiled
         rule, compiled = graph.seen or (None, graph)
-        if rule == self:
+        if rule is self or rule == self:
             return graph
         return replace(self.widened(self.view.of(compiled)), seen=(self, compiled))
 

@@ -86,7 +86,8 @@ class StepRule(Stepwise, PositionWise):
     .. math:: \frac{dL^t}{dw} = \frac{\partial L^t}{\partial y^t} \frac{\partial y^t}{\partial w}
               + \mathrm{read}(e^{t-1}, \frac{\partial L^t}{\partial h^{t-1}})
 
-    The first term is made for you. A subclass is a frozen dataclass, whose fields are its options.
+    The first term is made for you. A subclass is a frozen dataclass, whose fields are its options;
+    a number among them may be an array, also a traced one.
     ``name`` and the phrase ``approximation`` stand in the report; the second says what the rule
     leaves out (empty: nothing). ``view`` is that of every :class:`Rule`. The three functions are
     asked for each ``pair`` of an op and a group of S hidden states that it feeds; ``pair.op`` and

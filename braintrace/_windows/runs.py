@@ -42,6 +42,7 @@ from .options import (
     check_updates,
     check_window,
     divisor,
+    first_order,
     signature,
     takes_value,
 )
@@ -570,6 +571,8 @@ def run_updates(run: Run, opt_state, shown=None) -> Result:
         (learnt, now, skipped), pending, pieces = state, None, []
         for i in range(0, len(part.mask), size):
             steps, before = part.part(i, i + size).penalised(options.reduction), learnt
+            if options.exact:  # what moved the weights has no derivative through exact windows
+                before = first_order(before[0]), before[1]
             now, pending, gradients, shown = run.window(before[0], now, pending, steps, True)
             grads = observer.total(before[0], gradients)
             grads = scaled(grads, steps.mask, options.reduction)

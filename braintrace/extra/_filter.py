@@ -27,14 +27,14 @@ from .._compiler import (
     moved_operands,
     readouts,
 )
-from .._rules import VIEWS
+from .._rules import VIEWS, Moving, number_of, times
 from ..errors import OptionError
 
 NOTICED = 1e-3  # between kappa and a leak
 FILTER = '(filter)'  # the first part of the name of a filter's state
 
 
-def with_filter(graph: ETraceGraph, kappa: float | str) -> ETraceGraph:
+def with_filter(graph: ETraceGraph, kappa: float | Moving | str) -> ETraceGraph:
     """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x -
     stop(x)) + kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as
     often as a readout that leaks with ``kappa`` remembers it. With ``kappa`` 0, and where there are
@@ -73,7 +73,7 @@ def with_filter(graph: ETraceGraph, kappa: float | str) -> ETraceGraph:
             reason='other',
             states=(program.carry_names[leak.state],),
         )
-        for leak in known
+        for leak in (() if isinstance(kappa, Moving) else known)
         if leak.share is not None
         and abs(leak.share - kappa).max() > max(NOTICED, jnp.finfo(leak.share.dtype).eps)
     ]
@@ -95,7 +95,7 @@ def _the_leak(reading: Sequence[tuple[OpUse, int]], known: Sequence[Leak]) -> fl
     return found
 
 
-def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:
+def _nothing_to_filter(graph: ETraceGraph, kappa: float | Moving) -> str:
     found = ', '.join(f'{op.key} ({op.where})' for op in readouts(graph)) or 'none'
     return (
         f'kappa is {kappa}, and no readout that leaks reads position by position what an op with a '
@@ -123,7 +123,10 @@ def _pieces(program: Program, value: int) -> Iterator[int]:
 
 
 def _filtered(
-    graph: ETraceGraph, kappa: float, reading: list[tuple[OpUse, int]], values: Collection[int]
+    graph: ETraceGraph,
+    kappa: float | Moving,
+    reading: list[tuple[OpUse, int]],
+    values: Collection[int],
 ) -> ETraceGraph:
     """The step in which these values are filtered where readouts read them."""
     program, edit = graph.program, Splicing(graph.program)
@@ -137,7 +140,7 @@ def _filtered(
 
     def filtered(x, r):
         stop = jax.lax.stop_gradient
-        r = (x - stop(x)).astype(r.dtype) + kappa * (r - stop(r))
+        r = (x - stop(x)).astype(r.dtype) + times(number_of(kappa), r - stop(r))
         return r, stop(x) + r.astype(x.dtype)
 
     for op, x in sorted(reading, key=lambda each: each[0].equation):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -15,6 +16,7 @@ import saiunit as u
 
 from .._compiler import DEFAULT, abstract, describe_aval, listing, path_key, path_name
 from .._jax import is_key
+from .._rules import arrays_of
 from .._version import __version__
 from .._warnings import tell
 from .._windows import held
@@ -31,9 +33,14 @@ PARTS = tuple('versions rule options parameters carry trace ops step'.split())  
 
 
 def fingerprint(graph, rule, state) -> dict[str, Any]:
-    """What a compiled learner is, as plain text; ``state`` is its state, of shapes."""
+    """What a compiled learner is, as plain text; ``state`` is its state, of shapes. Of a number
+    that moves no digit is told.
+    """
 
-    program = graph.program
+    program, moving = graph.program, list(arrays_of(rule))
+    constants = {
+        v: abstract(x) if any(x is a for a in moving) else x for v, x in program.constants.items()
+    }
     params = zip(program.param_names, program.params, strict=True)
     options = {k: v for k, v in vars(graph.policy).items() if v != getattr(DEFAULT, k)}
     trace = rows(state.trace, 'trace')
@@ -53,7 +60,7 @@ def fingerprint(graph, rule, state) -> dict[str, Any]:
             r.key: f'{r.primitive.name} to {", ".join(g.name for g in r.groups)}'
             for r in graph.hidden_param_op_relations
         },
-        'step': listing(program),
+        'step': listing(replace(program, constants=constants)),
     }
 
 

@@ -32,6 +32,7 @@ from .._rules import (
     Rule,
     Window,
     Windowed,
+    arrays_of,
     counting,
     not_finite,
     shared_pairs,
@@ -98,7 +99,9 @@ class Compiled:
         step = jax.custom_vjp(without_types(rules._primal))
         step.defvjp(without_types(rules._forward), without_types(rules._backward))
         # a program that is kept can not hold what a surrounding transformation hides
-        hidden = any(isinstance(c, Tracer) for c in self.program.constants.values())
+        hidden = any(
+            isinstance(c, Tracer) for c in (*self.program.constants.values(), *arrays_of(self.rule))
+        )
         self.step = step if hidden else jax.jit(step)
 
     @cached_property
@@ -124,7 +127,9 @@ class Compiled:
 
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
-        count = jnp.zeros((), jnp.int32) if self.graph.fading else None
+        fading = self.graph.fading  # an array may be traced
+        fades = isinstance(fading, jax.Array) or fading
+        count = jnp.zeros((), jnp.int32) if fades else None
         return counting(rule.init(self.graph), count), t
 
     def written(self, params: list, trace: dict, t: jax.Array):
@@ -238,11 +243,11 @@ class Compiled:
         return outputs, new_carry
 
     def factors(self, params, weights, carry, inputs, xs, carried=None) -> Factors:
-        """The factors of one step, as constants."""
+        """The factors of one step, as constants but for the numbers of the rule."""
         if not self.rule.traces:
             return Factors(xs, {}, {})
-        at = params, weights, carry, inputs
-        return stopped(Factors(xs, *self.rule.factors(self.executor, at, carried)))
+        at, carried = stopped(((params, weights, carry, inputs), carried))
+        return Factors(stopped(xs), *self.rule.factors(self.executor, at, carried))
 
     def _primal(self, params, carry, trace, t, inputs):
         trace, count = uncounted(trace)

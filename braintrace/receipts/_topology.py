@@ -189,13 +189,18 @@ def _positions(relation, graph) -> dict[str, list[int] | None]:
 
 
 def _algorithm(rule, graph) -> dict:
-    decays = getattr(rule, 'decays', (None, None))
+    decays, kappa = getattr(rule, 'decays', (None, None)), rule.view.kappa_in(graph)
+    if not all(isinstance(x, float | None) for x in (*decays, kappa)):
+        raise NotSupportedError(
+            f'{rule!r} has an array for a number, which may move, and a receipt holds one number '
+            'for a run. Give a number of Python, such as 0.9.'
+        )
     return {
         'name': rule.name,
         'credit': rule.credit,
         'decay_x': decays[0],
         'decay_f': decays[1],
-        'kappa': rule.view.kappa_in(graph),
+        'kappa': kappa,
         'feedback': None,
     }
 

@@ -8,9 +8,22 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._rules import DRTRL, ESDRTRL, ByPart, Feedback, NoHistory, Parts, Rule, View
+from .._rules import (
+    DRTRL,
+    ESDRTRL,
+    ByPart,
+    Feedback,
+    NoHistory,
+    Parts,
+    Rule,
+    View,
+    checked,
+    in_text,
+)
 from .._signatures import public, refuses
 from ..errors import OptionError
 from ..extra._wide import EveryPath, OneProduct, Reach, Signs
@@ -24,7 +37,7 @@ def _preset(make: Callable[..., Rule]) -> Callable[..., Rule]:
     def made(*args, **kwargs) -> Rule:
         rule, given = make(*args, **kwargs), []
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            default = signature.parameters[name].default
+            default, value = signature.parameters[name].default, in_text(value)
             if default is inspect.Parameter.empty:
                 given.append(repr(value))
             elif value != default:
@@ -108,7 +121,9 @@ def d_rtrl(
 
 @refuses('es_d_rtrl', **ESDRTRL.refused)
 @public('braintrace.rules.es_d_rtrl')
-def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> Rule:
+def es_d_rtrl(
+    decay_or_rank: float | int | jax.Array | tuple[float | jax.Array, float | jax.Array],
+) -> Rule:
     r"""ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
     .. math::
@@ -124,8 +139,13 @@ def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> R
 
     ``decay_or_rank``: a float is the decay ``a_x = a_f`` in [0, 1); an int is a rank ``r >= 1`` and
     means the decay ``(r - 1) / (r + 1)``; a pair ``(a_x, a_f)`` has a decay for each. With decay 0,
-    rank 1, each gradient is the same-step gradient alone, without any history. Raises
-    :class:`braintrace.errors.OptionError` (a ``ValueError``) for other values.
+    rank 1, each gradient is the same-step gradient alone, without any history.
+
+    A decay may be a float array of shape (), which ``jax.vmap`` maps over and ``jax.grad`` follows,
+    and may differ from step to step, also in :math:`1 - a_f^{t+1}`: make the rule where the number
+    is known. Two such rules are equal where they are one, and a saved state goes on under any
+    number. A traced array is not checked. Raises :class:`braintrace.errors.OptionError` (a
+    ``ValueError``) for other values.
 
     After Wang et al. 2026, the source of :func:`d_rtrl`; the same-step part is the split of
     ``docs/design.md``.
@@ -135,10 +155,14 @@ def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> R
     0.9
     >>> braintrace.rules.es_d_rtrl((0.9, 0.5)).decay
     (0.9, 0.5)
+    >>> import jax.numpy as jnp
+    >>> braintrace.rules.es_d_rtrl(jnp.array(0.9))
+    es_d_rtrl(moving)
     """
     if isinstance(decay_or_rank, tuple):
         return _of_pair(decay_or_rank)
-    if isinstance(decay_or_rank, bool) or not isinstance(decay_or_rank, Real):
+    number = isinstance(decay_or_rank, Real | jax.Array | np.ndarray)
+    if isinstance(decay_or_rank, bool) or not number:
         raise OptionError(
             f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1), an int rank >= 1, '
             'or a pair (a_x, a_f) of decays.'
@@ -149,22 +173,22 @@ def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> R
                 f'rank is {decay_or_rank}; a rank is an int >= 1 (a decay is a float in [0, 1)).'
             )
         return ESDRTRL((int(decay_or_rank) - 1) / (int(decay_or_rank) + 1))
-    if not 0 <= decay_or_rank < 1:
+    if (decay := checked('decay', decay_or_rank)) is None:
         raise OptionError(
             f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).'
         )
-    return ESDRTRL(float(decay_or_rank))
+    return ESDRTRL(decay)
 
 
 def _of_pair(decays: tuple) -> Rule:
     """ES-D-RTRL with two decays; equal ones are one."""
-    numbers = all(isinstance(a, Real) and not isinstance(a, bool) for a in decays)
-    if not numbers or len(decays) != 2 or not all(0 <= a < 1 for a in decays):
+    found = [a for each in decays if (a := checked('decay', each)) is not None]
+    if not len(found) == len(decays) == 2:
         raise OptionError(
             f'the decays are {decays!r}; give a pair (a_x, a_f) of numbers in [0, 1), that of the '
             'input and that of the output.'
         )
-    a_x, a_f = map(float, decays)
+    a_x, a_f = found
     return ESDRTRL(a_x if a_x == a_f else (a_x, a_f))
 
 
@@ -190,7 +214,7 @@ def same_step() -> Rule:
 @public('braintrace.rules.e_prop')
 @_preset
 def e_prop(
-    kappa: float | Literal['auto'] = 0.0,
+    kappa: float | jax.Array | Literal['auto'] = 0.0,
     feedback: Literal['symmetric', 'random', 'adaptive'] | Feedback = 'symmetric',
 ) -> Rule:
     r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
@@ -202,7 +226,8 @@ def e_prop(
 
     with z what the readouts read and y their results. ``kappa`` is the leak of the readout,
     ``exp(-dt / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
-    :class:`braintrace.nn.FilteredReadout`, which filters by itself; ``'auto'`` finds it.
+    :class:`braintrace.nn.FilteredReadout`, which filters by itself; ``'auto'`` finds it, and it
+    may be an array as in :func:`es_d_rtrl`.
     ``feedback``: ``'symmetric'`` (B is the readout's W), ``'random'``, ``'adaptive'``, or a
     :class:`braintrace.Feedback`. Memory ``B * I * O * (S + 1)`` numbers for a dense op. Raises
     :class:`braintrace.errors.OptionError` as the modifiers of a rule do.
@@ -246,14 +271,15 @@ def rflo() -> Rule:
 
 @public('braintrace.rules.otpe')
 @_preset
-def otpe(leak: float) -> Rule:
+def otpe(leak: float | jax.Array) -> Rule:
     """``d_rtrl().filtered(leak)``: the trace of each spike is filtered by the leak of the next
     layer.
 
     Exact for one hidden layer under a leaky readout. After Summe et al. 2023, "Estimating
     post-synaptic effects for online training of feed-forward SNNs" (arXiv 2311.16151), who estimate
     what a spike does to the next layer; this formula of it is the library's own, theirs may differ.
-    Raises :class:`braintrace.errors.OptionError` for a ``leak`` outside [0, 1).
+    ``leak`` may be an array as in :func:`es_d_rtrl`. Raises
+    :class:`braintrace.errors.OptionError` for one outside [0, 1).
 
     >>> import braintrace
     >>> braintrace.rules.otpe(0.9) == braintrace.rules.d_rtrl().filtered(0.9)
@@ -442,7 +468,7 @@ def _checked(seed: int) -> int:
 
 @public('braintrace.rules.ottt')
 @_preset
-def ottt(leak: float) -> Rule:
+def ottt(leak: float | jax.Array) -> Rule:
     r"""OTTT: the trace of the input with the leak of the membrane, times today's D_f.
 
     .. math:: e_x^t = \lambda\, e_x^{t-1} + x^t \qquad \Delta w^t = (L^t \cdot D_f^t) \otimes e_x^t
@@ -451,8 +477,8 @@ def ottt(leak: float) -> Rule:
     at t and :math:`L^t` the derivative of the loss by the new states. Exact for the matrix of a
     feed-forward layer of leaky integrate-and-fire neurons whose loss reads the spike of the new
     potential and whose reset is detached; a bias gets the current step. Memory ``B * I`` numbers
-    beside today's D_f. ``leak``, in [0, 1), is the factor of the membrane in one step. Raises
-    :class:`braintrace.errors.OptionError` for another value.
+    beside today's D_f. ``leak``, in [0, 1), is the factor of the membrane in one step; an array as
+    in :func:`es_d_rtrl`. Raises :class:`braintrace.errors.OptionError` for another value.
 
     Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (NeurIPS,
     arXiv 2210.04195).
@@ -461,11 +487,11 @@ def ottt(leak: float) -> Rule:
     >>> braintrace.rules.ottt(0.9).decay
     (0.9, 0.0)
     """
-    if isinstance(leak, bool) or not isinstance(leak, Real) or not 0 <= leak < 1:
+    if checked('leak', leak) is None:
         raise OptionError(
             f'leak is {leak!r}; give the factor of the membrane in one step, in [0, 1).'
         )
-    return es_d_rtrl((float(leak), 0.0))
+    return es_d_rtrl((leak, 0.0))
 
 
 @public('braintrace.rules.ostl')
