@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,17 +14,32 @@ import numpy as np
 from .. import _jax
 from .._compiler import abstract, is_inexact
 from .._learner import ModelStates
-from .._learner import compile as compile_model
 from .._rules import Rule
 from .._windows import signature
 from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner, online
 
-# what works for a mask of an op's weight too, whose trace a state would take away
-KEPT_BY_SEED = (
-    'Keep it in a brainstate.ParamState (of a triple, in the params) that the step reads through '
-    'jax.lax.stop_gradient, with an optimizer without weight decay on it'
+REMEDY = (
+    'Keep it in a brainstate.LongTermState that the step reads, or, of a triple, in the params, '
+    'read through jax.lax.stop_gradient'
 )
+HELD = '~by seed'  # the first part of the path of a constant
+
+
+class Pure(NamedTuple):
+    """A model as pure functions of one input; ``hidden``: as for :func:`online`, of a module.
+    ``kept``: the paths in the params of what no step and no update changes.
+    """
+
+    cell: Callable
+    params: Any
+    carry: Any
+    hidden: Callable | None = None
+    kept: frozenset = frozenset()
+
+    def holding(self, paths: Iterable, cell: Callable) -> Pure:
+        """This model with another cell, whose params have what is kept at these paths, too."""
+        return self._replace(cell=cell, kept=self.kept | {*paths})
 
 
 def made(
@@ -36,20 +51,30 @@ def made(
     if not callable(model) or isinstance(model, brainstate.nn.Module):
         shown = model if not hasattr(model, '__dict__') else type(model).__name__
         raise OptionError(f'model is {shown!r}; give a function of a seed, such as a class.')
-    learner, cell, params, carry = _learner(_of(model, seeds[0]), rule, first)
-    each: list = [(params, carry)]
-    known = _code(cell, params, carry, first) if len(seeds) > 1 else None
+    one = _pure(_of(model, seeds[0]), first)
+    each, codes = [one], [_code(one, first)] if len(seeds) > 1 else []
     for seed in seeds[1:]:
-        cell, params, carry = _pure(_of(model, seed), first)
-        if signature((params, carry)) != signature(each[0]):
+        other = _pure(_of(model, seed), first)
+        if signature((other.params, other.carry)) != signature((one.params, one.carry)):
             raise StructureError(
                 f'model({seed}) has other parameters or states than model({seeds[0]}), of other '
                 'shapes perhaps; all seeds run in one program.'
             )
-        if known is not None:
-            _check_code(known, _code(cell, params, carry, first), seeds[0], seed)
-        each.append((params, carry))
-    params, carry = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        each.append(other)
+        codes.append(_code(other, first))
+        if codes[0].program != codes[-1].program:
+            raise StructureError(
+                f'model({seeds[0]}) and model({seed}) do not compute the same, and all seeds run '
+                'in one program: a number or a choice in the code of the model follows the seed. '
+                f'{REMEDY}, or call run once for each of the seeds.'
+            )
+    one, held = _by_seed(one, codes, first)
+    params, carry = jax.tree.map(lambda *x: jnp.stack(x), *((m.params, m.carry) for m in each))
+    params = params | held if held else params
+    trainable = lambda path, leaf: not any(path[: len(k)] == k for k in one.kept)
+    options = {'hidden': one.hidden} if one.hidden else {'mark': 'auto'}
+    learner = online(one.cell, rule, trainable=trainable, **options)
+    jax.eval_shape(learner.init, *jax.tree.map(lambda x: x[0], (params, carry)), first)
     return learner, params, carry
 
 
@@ -62,21 +87,6 @@ def _of(model: Callable, seed: int):
         f'model({seed}) is {type(found).__name__}; return a brainstate.nn.Module, or a triple '
         '(cell, params, carry).'
     )
-
-
-def _learner(
-    found, rule: Rule | None, first: jax.Array
-) -> tuple[OnlineLearner, Callable, Any, Any]:
-    """The learner of a model, its cell, parameters and carry."""
-    if isinstance(found, tuple):
-        cell, params, carry = found
-        _check_cell(cell, params, carry, first)
-        learner = online(cell, rule, mark='auto')
-        jax.eval_shape(learner.init, params, carry, first)
-    else:
-        learner, params, carry = compile_model(found, rule, first, batch_size=len(first)).pure()
-        _check_statistics(found, learner.cell, params, carry, first)
-    return learner, learner.cell, params, carry
 
 
 def _check_cell(cell: Callable, params, carry, first: jax.Array) -> None:
@@ -92,21 +102,40 @@ def _check_cell(cell: Callable, params, carry, first: jax.Array) -> None:
         ) from error
 
 
-def _pure(found, first: jax.Array) -> tuple[Callable, Any, Any]:
-    """Cell, parameters and carry of a model."""
+def _pure(found, first: jax.Array) -> Pure:
+    """A model as pure functions. Of a module the states that no step writes are params."""
     if isinstance(found, tuple):
-        return found
+        cell, params, carry = found
+        _check_cell(cell, params, carry, first)
+        return Pure(cell, params, carry)
     brainstate.nn.init_all_states(found, batch_size=len(first))
     states = ModelStates(found, (first,))
-    return states.cell(), *states.values()
+    cell, (params, carry) = states.cell(), states.values()
+    unwritten = _unwritten(found, cell, params, carry, first)
+
+    def step(params, carry, x):
+        held = {path: params[path] for path in unwritten}
+        own = {path: p for path, p in params.items() if path not in held}
+        outputs, carry = cell(own, carry | held, x)
+        return outputs, {path: h for path, h in carry.items() if path not in held}
+
+    params |= {path: carry.pop(path) for path in unwritten}
+    return Pure(step if unwritten else cell, params, carry, states.is_hidden, unwritten)
 
 
-def _check_statistics(module, cell: Callable, params, carry, first: jax.Array) -> None:
-    """Refuse states that go on beyond a sequence: each begins from the initial states here."""
-    kept = {
-        tuple(map(str, path if isinstance(path, tuple) else (path,)))
-        for path in module.states(brainstate.LongTermState)
+def long_term_states(module) -> dict[tuple[str, ...], brainstate.State]:
+    """The LongTermStates of a module by path."""
+    return {
+        tuple(map(str, path if isinstance(path, tuple) else (path,))): state
+        for path, state in module.states(brainstate.LongTermState).items()
     }
+
+
+def _unwritten(module, cell: Callable, params, carry, first: jax.Array) -> frozenset:
+    """The paths of a module's LongTermStates; refuse those that a step writes, since each sequence
+    begins from the initial states here.
+    """
+    kept = long_term_states(module).keys()
     jaxpr, shapes = jax.make_jaxpr(lambda c: cell(params, c, first)[1], return_shape=True)(carry)
     places = jax.tree_util.tree_flatten_with_path(shapes)[0]
     for (path, _), old, new in zip(places, jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars):
@@ -116,6 +145,7 @@ def _check_statistics(module, cell: Callable, params, carry, first: jax.Array) -
                 'such as the statistics of a batch, and each sequence of a run begins from the '
                 'initial states: leave it out of the model, or write the loop by hand.'
             )
+    return frozenset(kept & carry.keys())
 
 
 class Code(NamedTuple):
@@ -125,38 +155,55 @@ class Code(NamedTuple):
     constants: list
 
 
-def _code(cell: Callable, params, carry, first: jax.Array) -> Code:
+def _code(model: Pure, first: jax.Array) -> Code:
     """The program of a cell and of its derivative, which has every rule and number."""
 
     def total(*args):
-        out = cell(*args)
+        out = model.cell(*args)
         return sum(x.real.sum() for x in jax.tree.leaves(out) if is_inexact(abstract(x))), out
 
     def both(*args):
         value, pull, out = jax.vjp(total, *args, has_aux=True)
         return out, pull(jnp.ones_like(value))
 
-    args = params, carry, first
+    args = model.params, model.carry, first
     try:
         jaxpr, constants = _jax.trace(both, *args)
     except ValueError:  # of a loop that reverse mode does not pass
-        jaxpr, constants = _jax.trace(cell, *args)
+        jaxpr, constants = _jax.trace(model.cell, *args)
     run = partial(_jax.evaluate, jaxpr)
     return Code(jax.jit(run).lower(constants, jax.tree.leaves(args)).as_text(), constants)
 
 
-def _check_code(known: Code, other: Code, first: int, seed: int) -> None:
-    """Refuse a model that computes something else than the first one."""
-    for one, two in zip(known.constants, other.constants):
-        if one is not two and not np.array_equal(one, two):
-            raise StructureError(
-                f'model({first}) and model({seed}) hold different constants {one.dtype}'
-                f'{list(np.shape(one))}, and all seeds run in one program. {KEPT_BY_SEED}, or draw '
-                'it from a seed that is the same for all.'
-            )
-    if known.program != other.program:
+def _by_seed(model: Pure, codes: list[Code], first: jax.Array) -> tuple[Pure, dict]:
+    """The model of the first seed, in which each constant that follows the seed is one of the
+    params, and these with the seeds in axis 0.
+    """
+    each = list(zip(*(code.constants for code in codes), strict=True))
+    differ = [row for row in each if not all(np.array_equal(row[0], x) for x in row[1:])]
+    held = {(HELD, str(i)): jnp.stack(row) for i, row in enumerate(differ)}
+    found: set[tuple] = set()
+
+    def step(params, carry, x):
+        own = {path: p for path, p in params.items() if path not in held}
+        jaxpr, constants, shapes = _jax.opened(model.cell, (own, carry, x))
+        for i, constant in enumerate(constants):
+            for path, row in zip(held, differ, strict=True):
+                if constant is row[0]:
+                    constants[i] = params[path]
+                    found.add(path)
+        leaves = _jax.evaluate(jaxpr, constants, jax.tree.leaves((own, carry, x)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    if not held:
+        return model, {}
+    if isinstance(model.params, dict):
+        values = {path: stacked[0] for path, stacked in held.items()}
+        jax.eval_shape(step, model.params | values, model.carry, first)
+    if left := [row[0] for path, row in zip(held, differ, strict=True) if path not in found]:
         raise StructureError(
-            f'model({first}) and model({seed}) do not compute the same, and all seeds run in one '
-            'program: a number or a choice in the code of the model follows the seed. '
-            f'{KEPT_BY_SEED}, or call run once for each of the seeds.'
+            f'the models of two seeds hold different constants {left[0].dtype}'
+            f'{list(np.shape(left[0]))}, and all seeds run in one program. {REMEDY}, or draw it '
+            'from a seed that is the same for all.'
         )
+    return model.holding(held, step), held

@@ -18,7 +18,7 @@ from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner
 from ._loop import Loop
-from ._models import made
+from ._models import HELD, long_term_states, made
 from ._task import Task, check_draw, check_real, check_whole
 from ._training import Options, Training
 
@@ -28,7 +28,8 @@ class Run:
     """What :func:`run` found; arrays have the seeds in axis 0.
 
     - ``task``, ``seeds``, ``updates``: as they were given; ``method``: the rule in words
-    - ``params``: the parameters after the last update
+    - ``params``: the parameters after the last update; of modules also states that no step writes
+      and, as ``('~by seed', ...)``, constants that follow the seed
     - ``losses``: of each update, of a stream of each step
     - ``scores``: of the test part after the last update; of a stream those that it had on the way
     - ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
@@ -66,7 +67,8 @@ class Run:
         return jax.tree.map(lambda p: p[self.seeds.index(seed)], self.params)
 
     def load_into(self, learner: ETraceLearner, seed: int) -> None:
-        """Give a learner of such a model the parameters of one of the seeds.
+        """Give a learner of ``model(seed)`` the parameters of this seed, and the states that no
+        step writes.
 
         Raises :class:`braintrace.errors.OptionError` for another ``learner`` or ``seed``,
         :class:`braintrace.errors.StructureError` for a learner of another model.
@@ -76,7 +78,10 @@ class Run:
                 f'learner is {type(learner).__name__}; give what braintrace.compile returns. A '
                 "model of pure functions takes run.params_of(seed), and the adapter's way back."
             )
-        params, states = self.params_of(seed), learner.param_states
+        params = self.params_of(seed)
+        states = {**learner.param_states, **long_term_states(learner.model)}
+        if isinstance(params, dict):  # constants are in the learner's model
+            params = {path: value for path, value in params.items() if path[0] != HELD}
         if not isinstance(params, dict) or params.keys() != states.keys():
             raise StructureError(
                 f'the learner has the parameters {list(states)}, and the run has others: give a '
@@ -126,9 +131,10 @@ def run(
     model : function
         ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made after
         ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions,
-        as :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states
-        alone, and others are refused. Its outputs are those that the task asks for, or a pair of
-        them and whatever ``penalty`` reads.
+        as :mod:`braintrace.adapters` make it. The modules of two seeds may differ in parameters, in
+        states and in arrays that they hold, such as a wiring, and triples in params and carry;
+        others are refused. Its outputs are those that the task asks for, or a pair of them and
+        whatever ``penalty`` reads.
     rule : Rule or None
         A value of :mod:`braintrace.rules`; None: back-propagation through time.
     optimizer : optax.GradientTransformation
@@ -160,8 +166,8 @@ def run(
     OptionError
         Arguments do not fit the task or each other.
     StructureError
-        Outputs are not those of the task, models differ in code or constants, or a step writes a
-        ``brainstate.LongTermState``.
+        Outputs are not those of the task, models differ in code, triples in constants, or a step
+        writes a ``brainstate.LongTermState``.
 
     Notes
     -----

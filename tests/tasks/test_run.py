@@ -21,6 +21,7 @@ from braintrace.errors import (
     StructureError,
 )
 from braintrace.tasks._task import check_draw
+from tests.compare import assert_close
 from tests.tiers import slow
 
 TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
@@ -295,13 +296,14 @@ def test_a_seed_alone_is_that_seed_beside_others_and_its_score_that_of_evaluatio
     assert both.scores[1] == pytest.approx(float(score), rel=1e-5)
 
 
-class Masked(brainstate.nn.Module):
-    """Leaky units whose wiring is drawn by the seed."""
+class Wired(brainstate.nn.Module):
+    """Leaky units whose wiring and leaks are drawn by the seed, and kept as ``keep`` says."""
 
     def __init__(self, seed, keep):
         super().__init__()
-        drawn = np.random.default_rng(seed).random((2, UNITS)) < 0.5
-        self.mask = keep(jnp.asarray(drawn, float))
+        rng = np.random.default_rng(seed)
+        self.mask = keep(jnp.asarray(rng.random((2, UNITS)) < 0.5))
+        self.leak = keep(jnp.asarray(rng.uniform(0.5, 0.95, UNITS), jnp.float32))
         self.weight = brainstate.ParamState(brainstate.random.normal(size=(2, UNITS)))
         self.readout = nn.Linear(UNITS, 1)
 
@@ -309,24 +311,91 @@ class Masked(brainstate.nn.Module):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
 
     def update(self, x):
-        mask = jax.lax.stop_gradient(getattr(self.mask, 'value', self.mask))
-        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.weight.value * mask)
+        mask, leak = (getattr(kept, 'value', kept) for kept in (self.mask, self.leak))
+        self.h.value = leak * self.h.value + braintrace.matmul(x, self.weight.value * mask)
         return self.readout(self.h.value)
 
 
-@slow
-def test_each_seed_has_its_own_wiring_as_the_error_advises():
-    def wired(keep):
-        return run(rules.d_rtrl(), lambda seed: Masked(seed, keep), TASK, 2, (1, 2))
+class OfLayers(brainstate.nn.Module):
+    """The same of layers: synapses with signs and a mask in front of spiking neurons."""
 
-    with pytest.raises(StructureError, match=r'ParamState .* jax\.lax\.stop_gradient'):
-        wired(lambda mask: mask)
-    found = wired(brainstate.ParamState)
+    def __init__(self, seed, keep):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        mask, tau = rng.random((2, UNITS)) < 0.5, jnp.asarray(rng.uniform(5, 20, UNITS))
+        self.synapses = nn.SignedWLinear(
+            2, UNITS, w_init=brainstate.nn.init.Normal(9.0), w_mask=mask
+        )
+        self.neurons, self.readout = nn.LIF(UNITS, tau=tau * u.ms), nn.Linear(UNITS, 1)
+
+    def update(self, x):
+        with brainstate.environ.context(dt=1.0 * u.ms):
+            return self.readout(self.neurons(self.synapses(x)))
+
+
+def constant(array):
+    return array
+
+
+DECAYED = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3))
+
+
+def wired(model, keep, rule, seeds):
+    of_seed = lambda seed: model(seed, keep)
+    return run(rule, of_seed, TASK, 2, seeds, optimizer=DECAYED)
+
+
+def weights(found, seed):
+    params = found.params_of(seed).items()
+    return jax.tree.leaves([value for path, value in params if path[-1] == 'weight'])
+
+
+KEPT = pytest.mark.parametrize(
+    'keep',
+    [constant, pytest.param(brainstate.LongTermState, marks=pytest.mark.nightly)],
+    ids=['array', 'state'],
+)
+
+
+@slow
+@KEPT
+def test_each_seed_has_its_own_wiring_and_constants(keep):
+    """Its traces are exact, and no update changes what is kept."""
+    found, reverse = (wired(Wired, keep, rule, (1, 2)) for rule in (rules.d_rtrl(), None))
     assert found.method == 'D_RTRL'
-    want = [Masked(seed, brainstate.ParamState).mask.value for seed in (1, 2)]
-    assert np.array_equal(found.params['mask',], want)
-    with pytest.warns(BraintraceWarning, match='such as a mask, from a brainstate.ParamState'):
-        assert wired(brainstate.LongTermState).method == 'D_RTRL, no weight has a trace'
+    for seed in (1, 2):
+        for one, other in zip(weights(found, seed), weights(reverse, seed), strict=True):
+            assert_close(one, other, 1e-5, 1e-6)
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(found.params)]
+    for name in ('mask', 'leak'):
+        kept = [getattr(Wired(seed, constant), name) for seed in (1, 2)]
+        assert any(np.array_equal(np.stack(kept), array) for array in arrays)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    'model, keep', [(Wired, constant), (Wired, brainstate.LongTermState), (OfLayers, constant)]
+)
+def test_a_seed_with_its_own_wiring_is_what_it_is_alone(model, keep):
+    both, now = (wired(model, keep, rule, (1, 2)) for rule in (rules.d_rtrl(), rules.same_step()))
+    for seed in (1, 2):
+        alone = wired(model, keep, rules.d_rtrl(), (seed,))
+        for one, other in zip(weights(both, seed), weights(alone, seed), strict=True):
+            assert_close(one, other, 1e-5, 1e-6)
+        pairs = zip(weights(both, seed), weights(now, seed), strict=True)
+        assert any(not np.allclose(*pair, rtol=1e-3) for pair in pairs)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
+@KEPT
+def test_what_a_seed_has_kept_is_loaded_with_its_weights(keep):
+    found = wired(Wired, keep, None, (1, 2))
+    model = Wired(2 if keep is constant else 5, keep)
+    found.load_into(braintrace.compile(model, None, jnp.zeros((4, 2)), batch_size=4), 2)
+    assert np.array_equal(model.weight.value, found.params['weight',][1])
+    mask = getattr(model.mask, 'value', model.mask)
+    assert np.array_equal(mask, Wired(2, constant).mask)
 
 
 @slow
@@ -346,8 +415,13 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
         run(None, readout(lambda y: (y, y[0, 0])), penalty=lambda extra: extra * u.mV)
     with pytest.raises(StepFunctionError, match=r'the penalty float32\[4\]'):
         run(None, readout(lambda y: (y, y[:, 0])), penalty=lambda extra: extra)
-    with pytest.raises(StructureError, match=r'hold different constants float32\[2, 2\]'):
-        run(None, lambda seed: Dropping('array'))
+
+    def holding(seed):
+        held = jnp.full((2, 1), float(seed))
+        return lambda p, h, x: (x @ (p * held), h), jnp.ones((2, 1)), 0.0
+
+    with pytest.raises(StructureError, match=r'constants float32\[2, 1\].* in the params'):
+        run(None, holding)
     with pytest.raises(StructureError, match='do not compute the same'):
         run(None, lambda seed: Following(lambda y: seed * y))
     with pytest.raises(StructureError, match='do not compute the same'):
