@@ -99,6 +99,19 @@ def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
     assert out.startswith('5,000 neurons: ') and '600/600 steps' in err
 
 
+@pytest.mark.nightly
+def test_excitatory_and_inhibitory_neurons_learn_and_keep_their_law(tmp_path, capsys):
+    example = load('ei_network', 'matplotlib')
+    share, held = example.main(40, 16, tmp_path / 'drawn.png')
+    assert share > 0.75 and held  # a half is right by chance
+    assert (tmp_path / 'drawn.png').stat().st_size > 10_000
+    model = example.Network(1)
+    model.recurrent.weight.value = {'weight': -model.recurrent.weight.value['weight']}
+    assert example.keeps_its_law(model)  # whatever an update makes of a weight
+    model.wires = model.wires[1:]
+    assert not example.keeps_its_law(model)
+
+
 TRAINED = {  # arguments in a small form, and whether the figure is good enough
     'evidence': ((40, 16), lambda share: share > 0.7),
     'pixels': ((40, 25), lambda share: share > 0.3),

@@ -317,20 +317,22 @@ class Wired(brainstate.nn.Module):
 
 
 class OfLayers(brainstate.nn.Module):
-    """The same of layers: synapses with signs and a mask in front of spiking neurons."""
+    """The same of layers: a mask, places in a sparse matrix and time constants of neurons."""
 
     def __init__(self, seed, keep):
         super().__init__()
         rng = np.random.default_rng(seed)
         mask, tau = rng.random((2, UNITS)) < 0.5, jnp.asarray(rng.uniform(5, 20, UNITS))
-        self.synapses = nn.SignedWLinear(
-            2, UNITS, w_init=brainstate.nn.init.Normal(9.0), w_mask=mask
-        )
-        self.neurons, self.readout = nn.LIF(UNITS, tau=tau * u.ms), nn.Linear(UNITS, 1)
+        sparse = np.zeros(2 * UNITS, np.float32)
+        sparse[rng.permutation(2 * UNITS)[:4]] = 2.0
+        matrix = u.sparse.CSR.fromdense(jnp.asarray(sparse.reshape(2, UNITS)))
+        self.masked = nn.SignedWLinear(2, UNITS, w_init=brainstate.nn.init.Normal(9.0), w_mask=mask)
+        self.sparse, self.neurons = nn.SparseLinear(matrix), nn.LIF(UNITS, tau=tau)
+        self.readout = nn.Linear(UNITS, 1)
 
     def update(self, x):
-        with brainstate.environ.context(dt=1.0 * u.ms):
-            return self.readout(self.neurons(self.synapses(x)))
+        self.neurons(self.masked(x) + self.sparse(x))
+        return self.readout(self.neurons.V.value)
 
 
 def constant(array):
