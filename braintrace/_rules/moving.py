@@ -31,7 +31,7 @@ class Moving:
 
 def in_text(value: Any) -> Any:
     """What stands for a value in the text of a rule: of an array that it moves."""
-    return Moving(value) if isinstance(value, jax.Array | np.ndarray) else value
+    return Moving(jnp.asarray(value)) if isinstance(value, jax.Array | np.ndarray) else value
 
 
 def number_of(number: Any) -> Any:

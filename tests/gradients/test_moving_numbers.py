@@ -195,7 +195,7 @@ def test_an_array_is_no_part_of_what_a_rule_is_and_a_fixed_number_is():
     assert rule == rule and rule != other and len({rule, other}) == 2
     assert rules.es_d_rtrl(jnp.array(0.0)).remembers and not rules.es_d_rtrl(0.0).remembers
     assert repr(LeakyTrace(jnp.array(0.5))) == 'LeakyTrace(leak=moving)'
-    assert repr(rules.e_prop(jnp.array(0.5))) == 'd_rtrl().filtered(moving)'
+    assert repr(rules.e_prop(jnp.array(0.5))) == 'e_prop(kappa=moving)'
     # a NumPy scalar is a number like Python's
     assert rules.es_d_rtrl(np.float32(0.5)) == rules.es_d_rtrl(0.5)
 

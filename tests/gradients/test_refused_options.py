@@ -66,7 +66,7 @@ REFUSED = [
     (lambda: rules.same_step().filtered(0.9), 'keeps no trace entry.*d_rtrl'),
     (lambda: Feedback('fixed'), "feedback is 'fixed'; choose 'symmetric'"),
     (lambda: e_prop(feedback='none'), "feedback is 'none'; choose"),
-    (lambda: e_prop(np.ones(3)), 'kappa is array.*give a number'),
+    (lambda: e_prop(np.ones(3)), r'kappa is float\d+\[3\]; .* of shape \(\)'),
     (lambda: e_prop(feedback=3), "feedback is 3; choose 'symmetric'"),
     (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
     (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
