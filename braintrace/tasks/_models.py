@@ -23,7 +23,7 @@ REMEDY = (
     'Keep it in a brainstate.LongTermState that the step reads, or, of a triple, in the params, '
     'read through jax.lax.stop_gradient'
 )
-HELD = '~by seed'  # the first part of the path of a constant
+HELD = '~by_seed'  # the first part of the path of a constant
 
 
 class Pure(NamedTuple):

@@ -29,7 +29,7 @@ class Run:
 
     - ``task``, ``seeds``, ``updates``: as they were given; ``method``: the rule in words
     - ``params``: the parameters after the last update; of modules also states that no step writes
-      and, as ``('~by seed', ...)``, constants that follow the seed
+      and, as ``('~by_seed', ...)``, constants that follow the seed
     - ``losses``: of each update, of a stream of each step
     - ``scores``: of the test part after the last update; of a stream those that it had on the way
     - ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
