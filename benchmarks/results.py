@@ -3,6 +3,7 @@
     python benchmarks/results.py                   every row that is not there yet (make results)
     python benchmarks/results.py --again --only '*copy* | D_RTRL'    these rows, once more
     python benchmarks/results.py --quick           two tasks, one seed, short; keeps nothing
+    python benchmarks/results.py --cosines         the cosines of rows that lack them, from one seed
 
 The records go to ``benchmarks/results/learnt.json``, one after another, so that a run that is cut
 off goes on where it was. ``benchmarks/results_page.py`` makes ``docs/results.md`` from them.
@@ -12,16 +13,20 @@ Compiled programs are kept in ``build/jax_cache``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
+import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from nets import NETS
-from runner import CACHE, RESULTS, learnt, measure, options
+from runner import CACHE, RESULTS, keep, kept, learnt, measure, options
 
-from braintrace import rules, tasks
+import braintrace
+from braintrace import rules, tasks, verify
 from braintrace.tasks import Task
 
 PATH = RESULTS / 'learnt.json'
@@ -112,29 +117,72 @@ def schedule(setting: Setting):
     return optax.cosine_decay_schedule(setting.rate, setting.updates)
 
 
-def trained(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
-    """What the record of a row keeps of its training."""
-    task = setting.task
-    found = tasks.run(
-        task,
-        lambda seed: NETS[setting.net](task, False),
+def run(setting: Setting, way: Way, seeds: tuple[int, ...], updates: int | None, **how):
+    """The training of a row, or its first updates."""
+    return tasks.run(
+        setting.task,
+        lambda seed: NETS[setting.net](setting.task, False),
         way.rule and way.rule(),
         optax.chain(optax.clip_by_global_norm(CLIP), way.optimizer(schedule(setting))),
-        setting.updates,
+        updates,
         seeds,
         batch_size=setting.batch,
         window=way.window,
         penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
-        test=setting.test,
-        progress=True,
+        **how,
     )
+
+
+def trained(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
+    """What the record of a row keeps of its training."""
+    found = run(setting, way, seeds, setting.updates, test=setting.test, progress=True)
     return {
         'scores': found.scores.tolist(),
         'looks': looks(found),
         'seconds': found.seconds,
         'compile_seconds': found.compile_seconds,
         'memory': found.memory,
+        'cosines': cosines(setting, way, seeds[0], found.params_of(seeds[0])),
     }
+
+
+def cosines(setting: Setting, way: Way, seed: int, end=None) -> list | None:
+    """The meter's cosine and its error before training, in its middle and at its ``end``, of one
+    seed; None for backpropagation, and for a stream.
+    """
+    task, batch = setting.task, setting.batch
+    if way.rule is None or task.stream:
+        return None
+    middle = run(setting, way, (seed,), setting.updates // 2).params_of(seed)
+    if end is None:
+        end = run(setting, way, (seed,), setting.updates).params_of(seed)
+
+    def loss(outputs, y):
+        if not setting.penalty:
+            return task.loss(outputs, y)
+        return braintrace.Penalised(task.loss(outputs[0], y), setting.penalty * outputs[1])
+
+    with brainstate.environ.context(fit=True):
+        brainstate.random.seed(seed)
+        model, x = NETS[setting.net](task, False), jnp.zeros((batch, task.inputs))
+        learner = braintrace.compile(model, way.rule(), x, batch_size=batch)
+        online, start, carry = learner.pure()
+        how = {'window': way.window, 'inside': 'exact'} if way.window else {'keep_trace': False}
+        gradient, meter = online.sequence_grad(loss, **how), verify.Meter(online, loss, None, 16)
+
+        @jax.jit
+        def read(params):
+            def once(metered, key):
+                xs, ys, mask = task.sample(key, batch)
+                state = online.init(params, carry, xs[0])
+                grads = gradient(params, state, xs, ys, mask).grads
+                return meter.update(metered, params, carry, xs, ys, grads, mask), None
+
+            keys = jax.random.split(jax.random.key(seed), 8)
+            return jax.lax.scan(once, meter.init(params, carry), keys)[0]
+
+        readings = [meter.reading(read(params)).cosine for params in (start, middle, end)]
+    return [[e.value, e.error] for e in readings]
 
 
 def looks(found: tasks.Run) -> list:
@@ -152,16 +200,30 @@ def measured(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
     return learnt(setting.task, partial(trained, setting, way, seeds), **more)
 
 
+def add_cosines(given, rows: dict) -> None:
+    """Those of rows that were measured without; each is kept at once."""
+    found = kept(given.output)
+    for record in found['records']:
+        name = record['task'], record['net'], record['row']
+        wanted = any(fnmatchcase(' | '.join(name), pattern) for pattern in given.only)
+        if wanted and name in rows and 'cosines' not in record and 'scores' in record:
+            record['cosines'] = cosines(*rows[name], SEEDS[0])
+            print(name, record['cosines'], flush=True)
+            keep(given.output, found)
+
+
 def main():
-    given = options(__doc__, PATH)
+    given = options(__doc__, PATH, '--cosines')
     jax.config.update('jax_compilation_cache_dir', str(CACHE))
     chosen, seeds = (quick(), SEEDS[:1]) if given.quick else (settings(), SEEDS)
     rows = {
-        (setting.task.name, setting.net, way.name): partial(measured, setting, way, seeds)
+        (setting.task.name, setting.net, way.name): (setting, way)
         for setting in chosen
         for way in setting.rows()
     }
-    measure(given, rows)
+    if given.cosines:
+        return add_cosines(given, rows)
+    measure(given, {name: partial(measured, *row, seeds) for name, row in rows.items()})
 
 
 if __name__ == '__main__':

@@ -113,6 +113,7 @@ def of_setting(found: Found, setting: Setting) -> str:
         'mean': lambda row: task.shown(mean(row['scores'])),
         'seeds': lambda row: ' to '.join(task.shown(f(row['scores'])) for f in (min, max)),
         'aim reached': lambda row: 'yes' if good(setting, row) else 'no',
+        'cosine': cosine,
         'seconds': lambda row: f'{row["seconds"]:.0f}',
         'seconds / BPTT': lambda row: row['seconds'] / bptt if bptt else None,
         'to compile': lambda row: f'{row["compile_seconds"]:.0f}',
@@ -121,6 +122,21 @@ def of_setting(found: Found, setting: Setting) -> str:
     refused = [(n, r['refused']) for n, r in found.of(setting).items() if 'refused' in r]
     told = [f'{name} is refused: {why}' for name, why in refused]
     return '\n\n'.join([listed(learnt.values(), columns), *told])
+
+
+def cosine(row: dict) -> str:
+    """Those of the gradient before training, in its middle and at its end."""
+    told = (
+        'not yet' if error > 0.2 else f'{value:.2f}' for value, error in row.get('cosines') or ()
+    )
+    return ', '.join(told) or '-'
+
+
+def metered(found: Found) -> str:
+    """How many rows were metered, of those that the meter can read."""
+    rows = [row for s in found.there() for row in found.learnt(s).values()]
+    read = [row for row in rows if row.get('cosines')]
+    return f'{len(read)} of {len(rows)} rows'
 
 
 def tables(found: Found) -> str:
@@ -197,7 +213,7 @@ def agents() -> list[dict]:
 def page(records: dict) -> str:
     """The page, from its template."""
     found = Found(records)
-    parts = first, baseline, summary, ways, tables, Records.state, Records.load
+    parts = first, baseline, summary, ways, tables, metered, Records.state, Records.load
     values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
     return filled('results.in.md', values | {'clip': f'{CLIP:g}'})

@@ -117,11 +117,11 @@ def seconds(call: Callable, clock: Callable = time.perf_counter) -> float:
 # records of rows, so that a run that is cut off goes on -----------------------------------------
 
 
-def options(doc: str, path: Path) -> argparse.Namespace:
-    """The command line of a program whose records go to ``path``."""
+def options(doc: str, path: Path, *flags: str) -> argparse.Namespace:
+    """The command line of a program whose records go to ``path``; ``flags``: those of its own."""
     parser = argparse.ArgumentParser(description=doc.split('\n\n')[0])
-    parser.add_argument('--quick', action='store_true')
-    parser.add_argument('--again', action='store_true')
+    for flag in ('--quick', '--again', *flags):
+        parser.add_argument(flag, action='store_true')
     parser.add_argument('--only', nargs='+', default=('*',))
     parser.add_argument('--output', type=Path, default=path)
     return parser.parse_args()

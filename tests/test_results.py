@@ -176,3 +176,26 @@ def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, ca
         'chain 20 with 3 distractors, batch of 8, 4,000 steps | RTU 32 | D_RTRL: '
         in capsys.readouterr().out
     )
+
+
+# -- the cosines of rows ---------------------------------------------------------------------------
+
+
+def test_the_column_of_cosines_shows_no_number_that_is_not_known(board):
+    shown = board.results_page.cosine
+    assert shown({'cosines': [[0.981, 0.01], [0.5, 0.3], [-0.1, 0.02]]}) == '0.98, not yet, -0.10'
+    assert shown({'cosines': None}) == shown({}) == '-'
+
+
+@pytest.mark.nightly
+def test_the_cosines_of_a_row_are_one_where_its_rule_is_exact(board):
+    task, results = tasks.adding(4), board.results
+    setting = results.Setting(task, 'minLSTM 32', 4, 1e-2, 8, 0.1)
+    same_step, exact, bptt = (
+        results.cosines(setting, way, 1)
+        for way in results.WAYS
+        if way.name in ('same step, Adam', 'D_RTRL', 'BPTT')
+    )
+    assert bptt is None
+    assert np.array(exact)[:, 0] == pytest.approx(1, abs=1e-5)
+    assert all(value < 0.99 for value, _ in same_step)
