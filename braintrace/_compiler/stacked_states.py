@@ -96,9 +96,6 @@ def _only_moves(program: Program, i: int | None) -> bool:
 # Rows that move through an array of the carry from step to step: a delay line.
 
 
-LONGEST = 64  # steps after which an element must have left its line
-
-
 def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     """A leaf in which whole rows become other rows at the next step, split into these rows.
 
@@ -116,9 +113,9 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     if (source == itself).all():
         return None
     # go back to the entrance of each element; an element without an entrance goes round
-    root = itself
-    for _ in range(LONGEST):
-        root = source[root]
+    root = source
+    for _ in range(flat.size.bit_length()):  # twice as far each time
+        root = root[root]
     if (source[root] != root).any():
         return None
     # follow each row that enters to the end of the line; it must stay whole

@@ -29,4 +29,5 @@ from .transition import (
     identity,
     is_read,
     pull,
+    reaches,
 )

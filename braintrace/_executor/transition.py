@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Vector = tuple[Any, ...]
 Transition = tuple[Vector, ...]
@@ -58,6 +59,17 @@ def closure(d: Transition) -> list[list[bool]]:
     found = [[x is not None for x in row] for row in d]
     for via in states:
         found = [[found[s][r] or (found[s][via] and found[via][r]) for r in states] for s in states]
+    return found
+
+
+def reaches(d: Transition, steps: int) -> np.ndarray:
+    """Which entries of the product of so many D are not zero by structure."""
+    there = np.array([[x is not None for x in row] for row in d])
+    found = np.eye(len(d), dtype=bool)
+    for _ in range(steps):
+        before, found = found, there @ found
+        if np.array_equal(found, before):
+            break
     return found
 
 

@@ -26,6 +26,7 @@ from .._executor import (
     identity,
     over_time,
     pull,
+    reaches,
 )
 from .entries import Change
 from .layout import (
@@ -124,8 +125,8 @@ class Pending(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The number of blocks."""
-        return next(len(q) for of_group in self.q.values() for q in of_group.values())
+        """The number of blocks; none where no op has a trace."""
+        return next((len(q) for of_group in self.q.values() for q in of_group.values()), 0)
 
     def then(self, graph: ETraceGraph, later: Pending) -> Pending:
         """These steps and later ones: ``p <- p_later p``, ``q_k <- p_later q_k``, then the later
@@ -413,9 +414,9 @@ def _as_pending(
     alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
     if dead is not None:
         x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
-    # of the diagonal with which p started, only what a step carries on is left
-    d = window.steps.like[0]
-    p = {g: tuple(map(chosen, rows, closure(d[g]))) for g, rows in p.items()}
+    # of p only what so many steps can carry on is left: a delay line keeps one entry in a row
+    d, moves = window.steps.like[0], len(t) - late
+    p = {g: tuple(map(chosen, rows, reaches(d[g], moves))) for g, rows in p.items()}
     if late:
         # the sums of ops without x leave the last step out, since p is zero there
         x = jax.tree.map(lambda a: a[:-1], x)

@@ -23,6 +23,7 @@ from .._public_names import lacking as _lacking
 from ._cells import CFNCell, GRUCell, MGUCell, MinimalRNNCell, VanillaRNNCell
 from ._continuous import CTRNNCell, LTCCell
 from ._conv import Conv1d, Conv2d, Conv3d
+from ._delay import Delay
 from ._diagonal import ELSTMCell, MinGRUCell, MinLSTMCell
 from ._legendre import LMUCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
@@ -48,6 +49,7 @@ __all__ = [
     'Conv1d',
     'Conv2d',
     'Conv3d',
+    'Delay',
     'DeltaNetCell',
     'DualExpon',
     'ELSTMCell',

@@ -185,6 +185,7 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         )
     },
     'COBA': (lambda: nn.COBA(0.0), {}),
+    'Delay': (lambda: nn.Delay(IN, 3), {}),
     'CUBA': (nn.CUBA, {}),
 }
 

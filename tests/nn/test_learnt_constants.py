@@ -44,6 +44,21 @@ class Driving(brainstate.nn.Module):
         return self.unit(self.out(self.part(x), self.unit.V.value)) + self.unit.V.value
 
 
+class Axons(brainstate.nn.Module):
+    """Leaky units whose values come back late, each at a delay of its own."""
+
+    def __init__(self):
+        super().__init__()
+        normal = brainstate.nn.init.Normal(scale=1.0, seed=4)
+        self.front, self.back = nn.Linear(2, N, w_init=normal), nn.Linear(N, N, w_init=normal)
+        self.unit = nn.Expon(N, 3.0)
+        self.axon = nn.Delay(N, np.array([0.6, 1.3, 2.2]), 3, learn=True)
+
+    def update(self, x):
+        late = self.back(self.axon(self.unit.g.value))
+        return self.unit(self.front(x) + jnp.tanh(late)).sum(-1)
+
+
 class Net(brainstate.nn.Module):
     """Weights in front of a part, whose states are added to its output; ``own``: its spikes come
     back by other weights.
@@ -140,6 +155,7 @@ def test_gradients_are_those_of_reverse_mode_by_the_constants(name):
 
 RECURRENT = {
     'alif': lambda: Net(PARTS['alif'](True), own=True),
+    'delay': Axons,
     'ctrnn': lambda: Net(nn.CTRNNCell(N, N, TAUS, learn=True)),
 }
 

@@ -199,6 +199,28 @@ SYNAPSES = {
     'EtpUnitError: .*the spikes have the unit mV': lambda: stepped(nn.STP(3), ones(3) * u.mV),
     'StructureError: .*has no state g yet': lambda: nn.Expon(3)(ones(3)),
 }
+DELAYS = {
+    'delay is 9.0; give delays from 0 to .*, 8.0': lambda: nn.Delay(3, 9, 8),
+    'delay is -1.0; give delays': lambda: nn.Delay(3, -1, 8),
+    r'delay is .*; give delays from 0': lambda: nn.Delay(3, np.array([0, 9, -1])),
+    'delay is 9.* ms; give delays': lambda: nn.Delay(3, 9 * u.ms, 0.008 * u.second),
+    'delay is 2.5, which is .2.5. steps; give whole': lambda: stepped(nn.Delay(3, 2.5), ones(3)),
+    'delay is nan; give finite': lambda: nn.Delay(3, np.nan),
+    'delay is None; give one number': lambda: nn.Delay(3, None),
+    r'delay has shape \(2,\)': lambda: nn.Delay(3, np.ones(2)),
+    'Delay: give longest': lambda: nn.Delay(3, 2.5, learn=True),
+    'delay is 8.0, which is at the border': lambda: nn.Delay(3, 8, 8, learn='delay'),
+    'width is 0.0; give a positive': lambda: nn.Delay(3, 2, 8, width=0.0, learn=True),
+    'classes is 0; give an int': lambda: nn.Delay(3, 2, classes=0),
+    'learn names .longest.': lambda: nn.Delay(3, 2, 8, learn='longest'),
+    'EtpUnitError: Delay: delay is 5.* mV; give a time': lambda: nn.Delay(3, 5 * u.mV),
+    'EtpUnitError: Delay: delay is 5.* and longest is 8': lambda: nn.Delay(3, 5, 8 * u.ms),
+    'EtpUnitError: Delay: longest is 5.* dt is None': lambda: stepped(
+        nn.Delay(3, 5 * u.ms), ones(3)
+    ),
+    'EtpUnitError: .*the line has the unit 1': lambda: stepped(nn.Delay(3, 2), ones(3) * u.mV),
+    'StructureError: .*has no state line yet': lambda: nn.Delay(3, 2)(ones(3)),
+}
 PROJECTIONS = {
     r'EtpShapeError: .*comm .Linear. gives shape \(3,\), but syn \(Expon\) takes \(4,\)': lambda: (
         nn.Projection(nn.Linear(2, 3), nn.Expon(4))
@@ -229,7 +251,7 @@ READOUTS = {
     r'LeakyRate.*w_init has shape \(2, 3\)': lambda: nn.LeakyRateReadout(3, 2, w_init=ones((2, 3))),
     'LeakyRate.*w_init is a NoneType': lambda: nn.LeakyRateReadout(3, 2, w_init=None),
 }
-REFUSED = LAYERS | SIGNED | CELLS | NEURONS | SYNAPSES | PROJECTIONS | READOUTS
+REFUSED = LAYERS | SIGNED | CELLS | NEURONS | SYNAPSES | DELAYS | PROJECTIONS | READOUTS
 
 
 @pytest.mark.tier(quick=24)
