@@ -1,0 +1,245 @@
+"""River's protocol over an online learner: its numbers by hand, its own checks, bad input."""
+
+import copy
+import pickle
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from river import checks, compose, drift, evaluate, metrics, preprocessing
+
+import braintrace
+from braintrace import nn, rules
+from braintrace.adapters.river import OnlineClassifier, OnlineRegressor
+from braintrace.errors import OptionError
+from tests.tiers import nightly
+
+
+def model(inputs, outputs):
+    return brainstate.nn.Sequential(nn.MinGRUCell(inputs, 3), nn.Linear(3, outputs))
+
+
+def leak(inputs, outputs):
+    """Pure functions: leaking sums of tanh of a product, and a readout."""
+
+    def cell(params, h, x):
+        h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['in']))
+        return h @ params['out'], h
+
+    rng = np.random.default_rng(0)
+    shapes = {'in': (inputs, 5), 'out': (5, outputs)}
+    params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+    return cell, params, jnp.zeros((1, 5))
+
+
+def stream(length: int, offset: float = 0.0):
+    rng = np.random.default_rng(1)
+    xs = rng.normal(size=(length, 2)) * [1.0, 30.0] + offset
+    ys = 5 + 2 * np.roll(xs[:, 0] - offset, 1)
+    return [({'b': x[1], 'a': x[0]}, float(y)) for x, y in zip(xs, ys, strict=True)]
+
+
+def by_hand(samples, scale: bool, rate: float):
+    """Predictions of :func:`leak`, by its own D_RTRL and SGD in NumPy and double precision: the
+    scale is that of all numbers up to now.
+    """
+    _, params, _ = leak(2, 1)
+    w, out = (np.asarray(params[k], float) for k in ('in', 'out'))
+    h, trace, said = np.zeros(5), np.zeros((2, 5)), []
+    rows, targets = [], []
+
+    def scaled(numbers):
+        std = np.std(numbers, 0)
+        return np.mean(numbers, 0), np.where(std > 0, std, 1)
+
+    for x, y in samples:
+        rows.append([x['a'], x['b']])
+        mean, std = scaled(rows) if scale else (0, 1)
+        x = (np.array(rows[-1]) - mean) / std
+        new = np.tanh(x @ w)
+        h, trace = 0.8 * h + new, 0.8 * trace + x[:, None] * (1 - new**2)
+        middle, wide = scaled(targets) if scale and targets else (0, 1)
+        said.append(float(h @ out[:, 0]) * wide + middle)
+        targets.append(y)
+        middle, wide = scaled(targets) if scale else (0, 1)
+        error = 2 * (h @ out[:, 0] - (y - middle) / wide)
+        w, out = w - rate * error * out[:, 0] * trace, out - rate * error * h[:, None]
+    return said
+
+
+@pytest.mark.parametrize('scale', [True, False])
+def test_predictions_are_those_of_the_formula(scale):
+    found, rate = OnlineRegressor(leak, optimizer=optax.sgd(0.01), scale=scale), 0.01
+    samples, said = stream(25), []
+    for x, y in samples:
+        said.append(found.predict_one(x))
+        found.learn_one(x, y)
+    np.testing.assert_allclose(said, by_hand(samples, scale, rate), rtol=2e-4, atol=2e-4)
+
+
+def test_numbers_far_from_zero_keep_their_digits():
+    """Seconds since 1970 differ by less than single precision holds."""
+    near, far = OnlineRegressor(leak), OnlineRegressor(leak)
+    for (x, y), (far_x, _) in zip(stream(20), stream(20, 2.0**31), strict=True):
+        near.learn_one(x, y)
+        far.learn_one(far_x, y)
+    x, far_x = stream(21)[-1][0], stream(21, 2.0**31)[-1][0]
+    assert abs(near.predict_one(x) - far.predict_one(far_x)) < 1e-3
+
+
+def test_a_prediction_changes_nothing_and_rows_of_a_frame_follow_each_other():
+    one, many = OnlineRegressor(model), OnlineRegressor(model)
+    samples = stream(12)
+    for x, y in samples:
+        assert one.predict_one(x) == one.predict_one(x)
+        one.learn_one(x, y)
+    for part in (samples[:5], samples[5:]):
+        many.learn_many([x for x, _ in part], [y for _, y in part])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), one.params, many.params)
+    x = stream(13)[-1][0]
+    np.testing.assert_allclose(one.predict_one(x), many.predict_one(x), rtol=1e-4)
+
+
+def test_labels_that_come_later_teach_the_same_and_questions_run_ahead():
+    now, later = OnlineRegressor(leak), OnlineRegressor(leak, delayed=True)
+    samples, frozen = stream(14), OnlineRegressor(leak, optimizer=optax.sgd(0.0))
+    for x, y in samples[:6]:
+        now.learn_one(x, y)
+        later.predict_one(x)
+        later.learn_one(x, y)
+    frozen = copy.deepcopy(now)
+    asked = [later.predict_one(x) for x, _ in samples[6:10]]
+    # the state moves from question to question, as it does where nothing is learnt between them
+    place, said = frozen._place, []
+    carry, of = place.state.carry, place.of_features
+    for x, _ in samples[6:10]:
+        row = frozen._row(x)
+        y, (carry, of) = frozen._forward(place.params, carry, of, place.of_targets, row)
+        said.append(float(y[0]) + frozen._first_target)
+    np.testing.assert_allclose(asked, said, rtol=1e-6)
+    for x, y in samples[6:10]:
+        now.learn_one(x, y)
+        later.learn_one(x, y)
+    jax.tree.map(np.testing.assert_array_equal, now.params, later.params)
+    assert now.predict_one(samples[10][0]) == later.predict_one(samples[10][0])
+
+
+def test_a_copy_and_a_pickle_go_on_alike():
+    first = OnlineClassifier(model)
+    for k, (x, _) in enumerate(stream(8)):
+        first.learn_one(x, k % 2)
+    others = copy.deepcopy(first), pickle.loads(pickle.dumps(first))
+    for k, (x, _) in enumerate(stream(10)[8:]):
+        for each in (first, *others):
+            each.learn_one(x, k)
+    x = stream(11)[-1][0]
+    assert all(each.predict_proba_one(x) == first.predict_proba_one(x) for each in others)
+    assert first.clone().predict_proba_one(x) == {}
+
+
+def test_a_missing_feature_counts_as_its_mean():
+    found = OnlineRegressor(leak)
+    for x, y in stream(9):
+        found.learn_one(x, y)
+    mean = np.mean([x['b'] for x, _ in stream(9)])
+    told = found.predict_one({'a': 0.3, 'b': mean})
+    np.testing.assert_allclose(found.predict_one({'a': 0.3}), told, rtol=1e-5)
+
+
+def test_a_restart_forgets_the_sequence_and_not_what_was_learnt():
+    found = OnlineRegressor(leak, scale=False)
+    for x, y in stream(5):
+        found.learn_one(x, y)
+    learnt = jax.tree.map(np.asarray, found.params)
+    found.restart()
+    x = {'a': 0.5, 'b': 2.0}
+    expected = np.tanh(np.array([0.5, 2.0]) @ learnt['in']) @ learnt['out']
+    np.testing.assert_allclose(found.predict_one(x), expected[0], rtol=1e-5)
+
+
+def test_river_evaluates_it_and_a_drift_detector_stands_beside():
+    """The label is whether the last two features agree: no model without memory can tell."""
+    bits = np.random.default_rng(0).integers(0, 2, 1500)
+    samples = [({'x': int(b)}, bool(a == b)) for a, b in zip(bits, bits[1:], strict=False)]
+    found = OnlineClassifier(lambda i, o: brainstate.nn.Sequential(
+        nn.GRUCell(i, 12), nn.Linear(12, o)), optimizer=optax.adam(2e-2))  # fmt: skip
+    metric = evaluate.progressive_val_score(iter(samples), found, metrics.Accuracy())
+    assert metric.get() > 0.8
+    detector = drift.ADWIN()
+    for x, y in samples[:50]:
+        detector.update(float(found.predict_one(x) != y))
+    piped = compose.Pipeline(preprocessing.StandardScaler(), OnlineClassifier(model))
+    for x, y in samples[:5]:
+        piped.learn_one(x, y)
+    assert set(piped.predict_proba_one(samples[5][0])) == {True, False}
+
+
+def test_a_call_that_changes_nothing_compiles_nothing():
+    found = OnlineRegressor(model, rules.es_d_rtrl(0.9))
+    samples = stream(20)
+    for x, y in samples[:3]:
+        found.predict_one(x)
+        found.learn_one(x, y)
+    before = found._forward._cache_size(), found._learn._cache_size()
+    for x, y in samples[3:]:
+        found.predict_one(x)
+        found.learn_one(x, y)
+    assert (found._forward._cache_size(), found._learn._cache_size()) == before == (1, 1)
+
+
+class Clock(nn.Linear):
+    """A layer that reads the time."""
+
+    def update(self, x):
+        return super().update(x) + brainstate.environ.get('t')
+
+
+BAD = {
+    'a word': (lambda m: m.learn_one({'a': 1.0, 'b': 'red'}, 1.0), "'b' is 'red'.*OneHotEncoder"),
+    'a missing number': (lambda m: m.predict_one({'a': np.nan, 'b': 1.0}), "'a' is nan.*Imputer"),
+    'no target': (lambda m: m.learn_one({'a': 1.0, 'b': 1.0}, None), 'the target. is None'),
+    'a new feature': (lambda m: m.learn_one({'a': 1.0, 'c': 1.0}, 1.0), "'c' was not in the first"),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_samples_are_refused_and_change_nothing(name):
+    call, message = BAD[name]
+    found = OnlineRegressor(leak)
+    found.learn_one({'a': 1.0, 'b': 2.0}, 1.0)
+    before = found._place
+    with pytest.raises(OptionError, match=message):
+        call(found)
+    assert found._place is before
+
+
+def test_bad_models_and_labels_are_refused():
+    with pytest.raises(OptionError, match='no features'):
+        OnlineRegressor(leak).predict_one({})
+    reads_time = lambda i, o: brainstate.nn.Sequential(nn.GRUCell(i, 3), Clock(3, o))
+    with brainstate.environ.context(dt=1.0, t=0.0), pytest.raises(OptionError, match=r"\['t'\]"):
+        OnlineRegressor(reads_time).predict_one({'a': 1.0})
+    found = OnlineClassifier(leak)
+    for label in 'ab':
+        found.learn_one({'a': 1.0}, label)
+    with pytest.raises(OptionError, match='3 labels.*num_classes is 2'):
+        found.learn_one({'a': 1.0}, 'c')
+    assert set(found.predict_proba_one({'a': 1.0})) == {'a', 'b'}
+
+
+def of_river():
+    for made in (OnlineRegressor(model), OnlineClassifier(model, num_classes=10)):
+        skipped = made._unit_test_skips()
+        for k, check in enumerate(checks.yield_checks(made)):
+            name = getattr(check, '__name__', None) or check.func.__name__
+            if name not in skipped:
+                yield pytest.param(made, check, id=f'{type(made).__name__}-{name}-{k}')
+
+
+@nightly
+@pytest.mark.parametrize('made, check', list(of_river()))
+def test_river_s_own_checks(made, check):
+    check(made.clone())
