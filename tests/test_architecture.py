@@ -68,7 +68,8 @@ ARROWS: dict[str, set[str]] = {
     | {'extra.observed', 'extra.sharding', 'extra.saving', 'extra.files'}
     | {'extra.chunks', 'extra.edge', 'rules'},
     '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving'},
-    'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
+    'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'functional', 'nn'}
+    | {'_public_names'},
     'tasks': {
         'errors',
         '_jax',
@@ -122,7 +123,8 @@ BRAINSTATE = {'nn', '_learner', 'tasks', 'compat'}
 # The package's names on first use, brainstate with its settings, a user's module by its name.
 IMPORTERS = {'__init__.py', '_brainstate.py', 'kit/__main__.py'}
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')
-PLUGINS = {'kit/pytest_plugin.py': {'pytest'}}  # a module that its host alone imports
+# modules that only those import who have the host
+PLUGINS = {'kit/pytest_plugin.py': {'pytest'}, 'adapters/river.py': {'river'}}
 DISTRIBUTIONS = {'receipts': {'braintrace_receipts'}}  # a floor that an extra installs
 
 

@@ -10,6 +10,7 @@ from .learners import (
     ES_D_RTRL,
     compile,
     compile_etrace_graph,
+    drawn,
     learner_named,
     plain,
     shell_of,

@@ -188,6 +188,14 @@ LEARNERS: dict[str, type[ETraceLearner]] = {
 NAMES = sorted({*LEARNERS} - {'d_rtrl', 'es_d_rtrl'})
 
 
+def drawn(make: Callable, seed: int):
+    """What ``make()`` returns, its weights drawn from this seed; brainstate's own generator stays
+    as it is.
+    """
+    with brainstate.random.seed_context(seed):
+        return make()
+
+
 @public('braintrace.compile')
 def compile(
     model: brainstate.nn.Module,

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._learner import compile as compile_learner
+from .._learner import drawn
 from ..errors import OptionError
 from ..functional import online
 from ._step import missing_framework
@@ -67,9 +67,14 @@ class _Online:
     precision holds them; NaN is a feature that is missing.
     """
 
-    _place: Place | None = None
+    _place: Any = None  # a `Place`
     _ahead: tuple | None = None  # of the questions that wait for their answers: carry and moments
     _waiting = 0
+    _outputs: Any
+    _loss: Callable
+    _said: Callable
+    _asked: Callable
+    _take: Callable
 
     def __init__(self, model, rule, optimizer, scale, delayed, seed):
         self.model, self.rule, self.optimizer = model, rule, optimizer
@@ -110,19 +115,18 @@ class _Online:
     def _compile(self) -> tuple:
         """Make the programs, and return the optimiser, the first parameters and the first carry."""
         self._example = jnp.zeros((1, len(self._first)))
-        with brainstate.random.seed_context(self.seed):
-            made = self.model(len(self._first), self._outputs)
-            if isinstance(made, brainstate.nn.Module):
-                learner = compile_learner(made, self.rule, self._example, batch_size=1)
-                self.learner, params, carry = learner.pure()
-                if read := learner.with_environment(self._example[None], 1)[1:]:
-                    raise OptionError(
-                        f'the model reads {list(read[0])} of brainstate.environ at each step, '
-                        'which samples do not bring: keep it in a state of the model.'
-                    )
-            else:
-                cell, params, carry = made
-                self.learner = online(cell, self.rule)
+        made = drawn(lambda: self.model(len(self._first), self._outputs), self.seed)
+        if isinstance(made, tuple):
+            cell, params, carry = made
+            self.learner = online(cell, self.rule)
+        else:
+            learner = compile_learner(made, self.rule, self._example, batch_size=1)
+            self.learner, params, carry = learner.pure()
+            if read := learner.with_environment(self._example[None], 1)[1:]:
+                raise OptionError(
+                    f'the model reads {list(read[0])} of brainstate.environ at each step, which '
+                    'samples do not bring: keep it in a state of the model.'
+                )
         optimizer = self.optimizer
         if optimizer is None:
             import optax
@@ -226,9 +230,11 @@ class OnlineRegressor(_Online, base.Regressor):
     Raises :class:`braintrace.errors.OptionError` for a feature or a target that is no finite
     number, and for a new feature.
 
+    >>> import optax
     >>> from braintrace import nn
     >>> from braintrace.adapters.river import OnlineRegressor
-    >>> model = OnlineRegressor(lambda i, o: nn.LeakyRateReadout(i, o, tau=1.0))
+    >>> make = lambda inputs, outputs: nn.LeakyRateReadout(inputs, outputs, tau=1.0)
+    >>> model = OnlineRegressor(make, optimizer=optax.adam(0.1))
     >>> for k in range(300):
     ...     model.learn_one({'x': k % 2}, 3.0 + k % 2)
     >>> round(model.predict_one({'x': 0}))
@@ -266,7 +272,8 @@ class OnlineRegressor(_Online, base.Regressor):
         rows, targets = [self._row(x) for x in xs], [_number(y, 'the target') for y in ys]
         if self._first_target is None:
             self._first_target = targets[0] if self.scale else 0.0
-        self._learnt(rows, np.float32([[y - self._first_target] for y in targets]))
+        targets = [y - self._first_target for y in targets]
+        self._learnt(rows, np.array(targets, np.float32)[:, None])
 
 
 class OnlineClassifier(_Online, base.Classifier):
@@ -279,7 +286,8 @@ class OnlineClassifier(_Online, base.Classifier):
 
     >>> from braintrace import nn
     >>> from braintrace.adapters.river import OnlineClassifier
-    >>> model = OnlineClassifier(lambda i, o: nn.LeakyRateReadout(i, o, tau=1.0))
+    >>> make = lambda inputs, outputs: nn.LeakyRateReadout(inputs, outputs, tau=1.0)
+    >>> model = OnlineClassifier(make)
     >>> for k in range(400):
     ...     model.learn_one({'x': k % 2}, 'odd' if k % 2 else 'even')
     >>> model.predict_one({'x': 0})
@@ -319,7 +327,7 @@ class OnlineClassifier(_Online, base.Classifier):
     def _asked(self, of: Moments, targets, scaled: Callable) -> tuple:
         return of, targets
 
-    def predict_proba_one(self, x: dict) -> dict:
+    def predict_proba_one(self, x: dict, **kwargs: Any) -> dict:
         """Label -> probability; empty before the first label."""
         said = self._predicted(x)[: len(self._labels)].astype(float)
         if not said.size:
@@ -336,7 +344,7 @@ class OnlineClassifier(_Online, base.Classifier):
                 f'there are {len(labels)} labels, {list(labels)[:8]}, and num_classes is '
                 f'{self.num_classes}: give as many as there will be.'
             )
-        self._learnt(rows, np.int32([[labels[y]] for y in ys]))
+        self._learnt(rows, np.array([labels[y] for y in ys], np.int32)[:, None])
         self._labels = labels
 
 

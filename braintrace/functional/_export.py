@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._compiler import abstract, is_inexact
 from .._signatures import public
@@ -113,6 +114,8 @@ def export_step(
     kept |= {part: getattr(state, part) for part in parts}
     if loss_fn is not None:
         given['y'] = y
+    if isinstance(reset, np.bool_):
+        reset = bool(reset)
     if reset is not False:
         given['reset'] = jax.ShapeDtypeStruct(state.t.shape, bool)
     carry0 = state.carry if reset is True else reset

@@ -1,6 +1,6 @@
-"""Draws `from_river.svg`: the error along a stream of a River model, and of networks in its protocol.
+"""Draws `from_river.svg`: the error along a stream, of a River model and of networks.
 
-`python docs/pictures/from_river.py [FILE]` needs matplotlib, optax and river, and takes half a minute.
+`python docs/pictures/from_river.py [FILE]` needs matplotlib, optax and river, for half a minute.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> Path:
         figure = Figure(figsize=(7.2, 3.4), layout='constrained')
         axes = figure.subplots()
         for name, (model, color) in models.items():
-            axes.plot(np.arange(0, STEPS, PIECE) + PIECE / 2, errors(model), color=color, label=name)
+            at = np.arange(0, STEPS, PIECE) + PIECE / 2
+            axes.plot(at, errors(model), color=color, label=name)
         axes.set(xlabel='sample', ylabel='squared error', yscale='log')
         figure.legend(loc='outside upper center', ncols=3, frameon=False)
         return save(figure, target(arguments, 'from_river.svg'))
