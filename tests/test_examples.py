@@ -57,6 +57,11 @@ def test_the_rule_to_copy_is_its_formula():
     assert max(errors[:2]) < 1e-5 < 1e-2 < errors[2]
 
 
+def test_rules_of_spike_timing_are_their_published_windows(tmp_path):
+    errors = load('stdp', 'matplotlib').main(tmp_path / 'stdp.png')
+    assert errors.keys() == {'pair', 'triplet', 'rewarded'} and max(errors.values()) < 1e-13
+
+
 FRAMEWORKS = {
     'functional_plain': ('jax', 0.85),
     'nnx_online': ('flax', 0.85),
