@@ -11,7 +11,7 @@ from saiunit import sparse
 
 import braintrace
 
-B, I, N, O, T = 16, 16, 32, 4, 6  # noqa: E741
+B, I, N, O, T = 24, 16, 32, 4, 6  # noqa: E741 - x of a batch has no shape of a part of a weight
 mm, ew, split = braintrace.matmul, braintrace.element_wise, jnp.split
 
 
