@@ -33,7 +33,7 @@ class Delay(StatefulLayer):
     in front of weights gives what a line behind them does.
 
     Delays that learn read the line by a Gaussian of width :math:`\sigma` around them (Hammouamri,
-    Khalfaoui-Hassani & Masquelier, 2024, ICLR, arXiv:2306.17670, eq. 7):
+    Khalfaoui-Hassani & Masquelier, 2024, ICLR, arXiv:2306.17670):
 
     .. math::
         y_t[n] = \sum_{k=0}^{K} w_k\, x_{t-k}[n] \qquad

@@ -77,7 +77,8 @@ def test_the_numbers_are_those_of_the_oracle(name):
     params = dict(zip(want.cosine, jax.tree.leaves(case.params), strict=True))
     assert {row.path for row in got.rows} == set(params)
     traced = {path for path, squares in want.squares.items() if squares.any()}
-    states = len(case.model.groups[0])
+    # only the op reads an LSTM's h, behind the cut, so the trace has none of it
+    states = 1 if name == 'lstm_fused' else len(case.model.groups[0])
     for row in got.rows:
         assert row.shape == params[row.path].shape
         check_numbers(row, want)
