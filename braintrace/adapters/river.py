@@ -28,6 +28,8 @@ except ImportError as error:
 
 __all__ = ['OnlineClassifier', 'OnlineRegressor']
 
+LARGEST = 1e18  # feature or target
+
 
 class Moments(NamedTuple):
     """How many numbers came so far, their mean and their variance (Welford 1962)."""
@@ -81,12 +83,14 @@ class _Online:
         self.scale, self.delayed, self.seed = scale, delayed, seed
 
     def __getstate__(self) -> dict:
-        """A copy, or a pickle, compiles again."""
+        """A copy, or a pickle, compiles again, and owns the state that its updates write over."""
         return {k: v for k, v in vars(self).items() if k not in {'learner', '_forward', '_learn'}}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
         if self._place is not None:
+            own = jax.tree.map(jnp.copy, self._place.state)
+            self._place = self._place._replace(state=own)
             self._compile()
 
     def _unit_test_skips(self) -> set[str]:
@@ -180,7 +184,8 @@ class _Online:
         except KeyError:
             raise OptionError(
                 f'the feature {name!r} was not in the first sample, for which the network was '
-                f'made: {list(self._features)}. Give all of them there, absent ones as 0.'
+                f'made: {list(self._features)}. Give all of them there, absent ones as 0: '
+                'OneHotEncoder takes the categories.'
             ) from None
         return (row - self._first).astype(np.float32)
 
@@ -206,7 +211,11 @@ class _Online:
 
     def learn_many(self, X, y) -> None:
         """A step and an update for each row of a data frame, or dict of a list, in one program."""
-        self._take(X.to_dict('records') if hasattr(X, 'to_dict') else list(X), list(y))
+        xs, ys = X.to_dict('records') if hasattr(X, 'to_dict') else list(X), list(y)
+        if len(xs) != len(ys):
+            raise OptionError(f'X has {len(xs)} rows and y {len(ys)}: give one y for each row.')
+        if xs:
+            self._take(xs, ys)
 
 
 class OnlineRegressor(_Online, base.Regressor):
@@ -227,8 +236,8 @@ class OnlineRegressor(_Online, base.Regressor):
       the one that learns.
     - ``seed``: of the first parameters.
 
-    Raises :class:`braintrace.errors.OptionError` for a feature or a target that is no finite
-    number, and for a new feature.
+    Raises :class:`braintrace.errors.OptionError` for a feature or a target that is no number up to
+    1e18, and for a new feature.
 
     >>> import optax
     >>> from braintrace import nn
@@ -269,7 +278,8 @@ class OnlineRegressor(_Online, base.Regressor):
         return float(self._predicted(x)[0]) + (self._first_target or 0.0)
 
     def _take(self, xs: list, ys: list) -> None:
-        rows, targets = [self._row(x) for x in xs], [_number(y, 'the target') for y in ys]
+        targets = [_number(y) for y in ys]
+        rows = [self._row(x) for x in xs]
         if self._first_target is None:
             self._first_target = targets[0] if self.scale else 0.0
         targets = [y - self._first_target for y in targets]
@@ -282,7 +292,8 @@ class OnlineClassifier(_Online, base.Classifier):
 
     ``predict_proba_one(x)`` gives the probabilities of the labels that were seen.
 
-    Raises :class:`braintrace.errors.OptionError` also for a label more than ``num_classes``.
+    Raises :class:`braintrace.errors.OptionError` also for a label more than ``num_classes``, and
+    for one that is NaN or has no hash.
 
     >>> from braintrace import nn
     >>> from braintrace.adapters.river import OnlineClassifier
@@ -336,27 +347,33 @@ class OnlineClassifier(_Online, base.Classifier):
         return dict(zip(self._labels, (shares / shares.sum()).tolist(), strict=True))
 
     def _take(self, xs: list, ys: list) -> None:
-        rows, labels = [self._row(x) for x in xs], dict(self._labels)
+        labels = dict(self._labels)
         for y in ys:
+            if not isinstance(y, Hashable) or y != y:
+                raise OptionError(f'a label is {y!r}; give a word, a number or a tuple of these.')
             labels.setdefault(y, len(labels))
         if len(labels) > self.num_classes:
             raise OptionError(
                 f'there are {len(labels)} labels, {list(labels)[:8]}, and num_classes is '
                 f'{self.num_classes}: give as many as there will be.'
             )
+        rows = [self._row(x) for x in xs]
         self._learnt(rows, np.array([labels[y] for y in ys], np.int32)[:, None])
         self._labels = labels
 
 
-def _number(x, name) -> float:
-    """A feature or a target as a float, which has to be finite."""
+def _number(x, name=None) -> float:
+    """A feature or, without a name, a target as a float, whose square single precision holds."""
     try:
-        value = float(x)
-    except (TypeError, ValueError):
+        value = math.nan if isinstance(x, str) else float(x)
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST:
+        what, remedy = 'the target', 'leave the sample out; OnlineClassifier takes words'
+        if name is not None:
+            what = repr(name)
+            remedy = 'put river.preprocessing in front: OneHotEncoder, StatImputer, StandardScaler'
         raise OptionError(
-            f'{name!r} is {x!r}, and has to be a finite number: put river.preprocessing in front, '
-            'such as OneHotEncoder() for words and StatImputer() for what is missing.'
+            f'{what} is {x!r}, and has to be a number from {-LARGEST:g} to {LARGEST:g}: {remedy}.'
         )
     return value

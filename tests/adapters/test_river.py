@@ -131,7 +131,7 @@ def test_a_copy_and_a_pickle_go_on_alike():
     first = OnlineClassifier(model)
     for k, (x, _) in enumerate(stream(8)):
         first.learn_one(x, k % 2)
-    others = copy.deepcopy(first), pickle.loads(pickle.dumps(first))
+    others = copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))
     for k, (x, _) in enumerate(stream(10)[8:]):
         for each in (first, *others):
             each.learn_one(x, k)
@@ -200,7 +200,11 @@ class Clock(nn.Linear):
 BAD = {
     'a word': (lambda m: m.learn_one({'a': 1.0, 'b': 'red'}, 1.0), "'b' is 'red'.*OneHotEncoder"),
     'a missing number': (lambda m: m.predict_one({'a': np.nan, 'b': 1.0}), "'a' is nan.*Imputer"),
-    'no target': (lambda m: m.learn_one({'a': 1.0, 'b': 1.0}, None), 'the target. is None'),
+    'no target': (lambda m: m.learn_one({'a': 1.0, 'b': 1.0}, None), 'the target is None.*leave'),
+    'digits in a word': (lambda m: m.predict_one({'a': '3', 'b': 1.0}), "'a' is '3'.*Encoder"),
+    'a square too large': (lambda m: m.predict_one({'a': 1e20, 'b': 1.0}), "'a' is 1e.20.*1e.18"),
+    'too large for a float': (lambda m: m.learn_one({'a': 1.0}, 10**400), 'the target is 1000'),
+    'two rows, one target': (lambda m: m.learn_many(2 * [{'a': 1.0}], [1.0]), '2 rows and y 1:'),
     'a new feature': (lambda m: m.learn_one({'a': 1.0, 'c': 1.0}, 1.0), "'c' was not in the first"),
 }
 
@@ -228,6 +232,24 @@ def test_bad_models_and_labels_are_refused():
     with pytest.raises(OptionError, match='3 labels.*num_classes is 2'):
         found.learn_one({'a': 1.0}, 'c')
     assert set(found.predict_proba_one({'a': 1.0})) == {'a', 'b'}
+
+
+def test_the_largest_numbers_leave_a_network_that_answers():
+    found = OnlineRegressor(leak)
+    for x, y in ((0.0, 1.0), (1.0, -1e18), (1e18, 1e18), (-1e18, 2.0), (1.0, 1.0)):
+        found.learn_one({'a': x}, y)
+    assert np.isfinite(found.predict_one({'a': 1.0}))
+
+
+@pytest.mark.parametrize('label', [[1], np.array(1), np.nan])
+def test_a_sample_that_is_refused_makes_no_network(label):
+    """Its features would be those of all samples; no rows are no sample either."""
+    for found, bad in ((OnlineClassifier(leak), label), (OnlineRegressor(leak), None)):
+        with pytest.raises(OptionError, match='a label is|the target is'):
+            found.learn_one({'a': 1.0}, bad)
+        found.learn_many([], [])
+        assert found.params is None
+        found.learn_one({'b': 1.0}, 1)
 
 
 def of_river():
