@@ -101,11 +101,12 @@ def instead_of_arguments(names: Iterable[str]) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that is most like this one, in any case of letters: nearly the same, or it holds
-    this one, or it is near at least.
+    this one, early rather than late, or it is near at least.
     """
     known, small = {each.lower(): each for each in names}, name.lower()
     near = difflib.get_close_matches(small, known, 1, 0.8)
-    near += [each for each in known if len(small) > 2 and small in each]
+    holds = [each for each in known if len(small) > 2 and small in each]
+    near += sorted(holds, key=lambda each: each.find(small))
     near += difflib.get_close_matches(small, known, 1)
     return known[near[0]] if near else None
 

@@ -220,7 +220,7 @@ class NotFiniteError(BraintraceError, FloatingPointError):
     >>> given = params, optimizer.init(params), learner.init(params, h, xs[0])
     >>> learn(*given, xs.at[2, 1].set(jnp.nan), jnp.ones((5, 3, 4)), reset=(None, h))
     Traceback (most recent call last):
-    braintrace.errors.NotFiniteError: 1 updates were not finite and were left out; ...
+    braintrace.errors.NotFiniteError: 1 update(s) were not finite and were left out; ...
     """
 
 

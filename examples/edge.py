@@ -3,7 +3,7 @@ in, and compare who learns.
 
 A network of adaptive neurons follows a signal; then the sign of the signal's second half turns. The
 frozen network fails from there on. The exported step recovers: by JAX without braintrace, and
-by IREE where it is installed (``pip install 'braintrace-online[edge]'``).
+by IREE where it is installed (``pip install '.[edge]'``).
 
 ``--sizes`` prints the table of *Learning without Python*; ``--compare`` the differences of IREE and
 JAX; ``--run-module`` runs steps by the native ``iree-run-module``.

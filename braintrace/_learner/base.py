@@ -23,6 +23,7 @@ from .._windows import (
     Result,
     Trained,
     check_optimizer,
+    did_you_mean,
     length_of,
     signature,
     with_so_far,
@@ -527,8 +528,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             if state is param or param in names or as_path(param) == path:
                 break
         else:
+            named = ['/'.join(as_path(key)) for key in states]
             raise OptionError(
-                f'{param!r} is no parameter of the model; its parameters are {list(states)}.'
+                f'{param!r} is no parameter of the model; its parameters are {named}.'
+                + did_you_mean(param, named)
             )
         params = jax.tree.leaves(bound.states.now().read(Role.WEIGHT))
         trace = bound.core.first.written(params, etrace['trace'], etrace['t'])

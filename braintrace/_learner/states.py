@@ -192,7 +192,10 @@ def check_model(model) -> None:
         adapter = {'equinox': 'from_equinox', 'flax': 'from_nnx', 'blox': 'from_blox'}.get(module)
         more = f' `braintrace.adapters.{adapter}` makes a cell of it for' if adapter else ''
         more = more and f'{more} `braintrace.functional.online`.'
-        raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.{more}')
+        kind = type(model).__name__
+        if isinstance(model, type):
+            kind, more = f'the class {model.__name__}', f' {model.__name__}(...) makes one.'
+        raise OptionError(f'model is {kind}; pass a brainstate.nn.Module.{more}')
 
 
 class Tree:

@@ -100,18 +100,18 @@ class Skipped(NamedTuple):
         skipped.
         """
         updates, samples = jax.device_get(self)
-        counts = [f'{n} times sample {k}' for k, n in enumerate(samples.reshape(-1)) if n]
+        counts = [f'sample {k} ({n} x)' for k, n in enumerate(samples.reshape(-1)) if n]
         if not (updates or counts):
             return None
-        counts = counts if samples.ndim else [f'{samples} times the state']
+        counts = counts if samples.ndim else [f'the state ({samples} x)']
         # where to look first
         bad = jnp.flatnonzero(~jnp.isfinite(losses))
         first = ''
         if len(bad):
             first = f' The first loss that is not finite is that of step {int(bad[0])}.'
         return NotFiniteError(
-            f'{updates} updates were not finite and were left out; with an empty trace started '
-            f"anew: {', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; "
+            f'{updates} update(s) were not finite and were left out; started anew, with an empty '
+            f"trace: {', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; "
             'look at the data of these steps.'
         )
 

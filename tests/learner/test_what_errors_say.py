@@ -100,6 +100,8 @@ OPTIONS = [
     ('small already; trace_dtype is for d_', made(X, rule='ES_D_RTRL', decay_or_rank=0.9, **SHORT)),
     ('brainstate.nn.Module', lambda: braintrace.D_RTRL(3)),
     ('readout', lambda: shared().get_etrace_of('nope')),
+    ("Did you mean 'cell/Wz/weight'", lambda: shared().get_etrace_of('cell/Wz')),
+    (r'the class GRUCell; .* GRUCell\(...\) makes one', made(X, model=lambda: nn.GRUCell)),
     *(
         ('decay|rank', lambda v=v: braintrace.ES_D_RTRL(gru(), v))
         for v in (1.0, -0.1, 0, -3, True, 'a', None, float('nan'))
@@ -140,6 +142,7 @@ def test_a_call_that_does_not_fit_says_what_to_do(said):
     [
         ('braintrace', 'evalute', 'evaluate'),
         ('braintrace.nn', 'RNNCell', 'CTRNNCell'),
+        ('braintrace.nn', 'LSTM', 'LSTMCell'),
         ('braintrace.rules', 'drtrl', 'd_rtrl'),
         ('braintrace.functional', 'onlin', 'online'),
         ('braintrace.tasks', 'add', 'adding'),

@@ -392,7 +392,7 @@ def test_raise_keeps_what_was_learnt_and_names_the_samples():
     with pytest.raises(NotFiniteError) as caught:
         learnt(xs, ys, 'raise', jit=False)
     text = str(caught.value)
-    assert '2 updates were not finite' in text and '1 times sample 0, 1 times sample 2' in text
+    assert '2 update(s) were not finite' in text and 'sample 0 (1 x), sample 2 (1 x)' in text
     assert 'that is not finite is that of step 0' in text
     want, so_far = learnt(xs, ys, jit=False), caught.value.so_far
     parts = [(found.params, found.state.carry, found.state.t) for found in (so_far, want)]
