@@ -437,12 +437,6 @@ def rolled(p, h, x):
     return h[-1], h
 
 
-def far(p, h, x):
-    """A line longer than is taken apart."""
-    h = jnp.concatenate([h[1:], jnp.tanh(braintrace.matmul(x, p['w'][0, :N]))[None]])
-    return h[0], h
-
-
 def in_a_loop(p, h, x):
     """A loop that is descended carries the array whole."""
 
@@ -461,7 +455,6 @@ def in_a_loop(p, h, x):
     [
         (shifted, 4, 'library.py'),
         (rolled, 3, 'test_stacked_states.py'),
-        (far, 70, 'test_stacked_states.py'),
         (in_a_loop, 2, 'library.py'),
     ],
 )
