@@ -95,15 +95,21 @@ class TwoSided:
         self.cuts, self.states = {*program.ops, *graph.mixing}, graph.states
         self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.carried}
         self.old = {program.carry[c]: self.group_of[c] for c in program.hidden}  # value -> group
-        self.new: dict[int, int] = {}  # value -> slot of the carry; the first, if it is in several
+        # value -> slot of the carry; the first, if it is in several. An old state may move on to be
+        # the new value of another one.
+        self.new: dict[int, int] = {}
+        self.moved: dict[int, int] = {}
         for c in graph.states:
-            if program.new_carry[c] in program.producer:
-                self.new.setdefault(program.new_carry[c], c)
+            value = program.new_carry[c]
+            if value in program.producer:
+                self.new.setdefault(value, c)
+            elif value in self.old and value != program.carry[c]:
+                self.moved.setdefault(value, c)
         # variants of a value differ by the old states behind it, and the new ones before a cut
         self.old_behind = old_ancestors(program, self.group_of, self.recurrent)
         readers = {
             o: 1
-            for v in (self.new if probes else ())
+            for v in ((*self.new, *self.moved) if probes else ())
             for i in program.consumers.get(v, ())
             if i not in self.cuts
             for o in program.results(i, v)
@@ -119,7 +125,9 @@ class TwoSided:
             probe = self.new[value] if self.probes and not silent else None
             return Read(value, Variant(0, reads_new), probe=probe)
         if value in self.old:
-            return Read(value, EMPTY, stop=bool(stopped >> self.old[value] & 1))
+            stop = bool(stopped >> self.old[value] & 1)
+            live = self.probes and not silent and not stop
+            return Read(value, EMPTY, stop, self.moved.get(value) if live else None)
         if value not in self.program.producer:
             return Read(value)
         # variants of a value differ only by the states behind it

@@ -30,7 +30,8 @@ class Delay(StatefulLayer):
     D_RTRL is exact for the layer before as far as it is without the line, at the price of K more
     traces of that layer's weights; the report says the bytes. A line of raw inputs costs none, nor
     does it cost the weights behind it one: where the delays do not differ between targets, a line
-    in front of weights gives what a line behind them does.
+    in front of weights gives what a line behind them does. ES_D_RTRL gives no credit to what leaves
+    the line when it is read: give it a ``longest`` of one step more than the delays.
 
     Delays that learn read the line by a Gaussian of width :math:`\sigma` around them (Hammouamri,
     Khalfaoui-Hassani & Masquelier, 2024, ICLR, arXiv:2306.17670):

@@ -135,7 +135,8 @@ def es_d_rtrl(
     the loss by the new states. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step
     after a reset it is the gradient of BPTT; from the second on it is an approximation. ``L^t``
     belongs to new states: history that reaches the loss from an old state directly (an output made
-    of ``h^{t-1}``, a spike read before the reset) is left out.
+    of ``h^{t-1}``, a spike read before the reset) is left out, but for one that moves on to be the
+    new value of another state, as in a delay line.
 
     ``decay_or_rank``: a float is the decay ``a_x = a_f`` in [0, 1); an int is a rank ``r >= 1`` and
     means the decay ``(r - 1) / (r + 1)``; a pair ``(a_x, a_f)`` has a decay for each. With decay 0,

@@ -40,6 +40,22 @@ def test_what_the_loss_reads_beside_the_state_is_in_the_first_step():
     assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
 
 
+def a_state_moves_on(ops, p, c, x):
+    """The loss reads a state at the step at which another one takes its value over."""
+    first, second = ops.new('a', ops.matmul(x, p['w'])), ops.new('b', c['a'])
+    third = ops.new('c', c['b'])
+    return first + 2.0 * second + ops.tanh(third), {'a': first, 'b': second, 'c': third}
+
+
+MOVES = Model('a_state_moves_on', a_state_moves_on, {'w': (I, N)}, dict.fromkeys('abc', (B, N)))
+
+
+@pytest.mark.parametrize('window', [1, 4])
+def test_a_state_that_takes_over_an_old_one_s_value_is_a_new_state(window):
+    case = models.make_case(MOVES)
+    assert_drawn_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, 0.8)))
+
+
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     assert es_d_rtrl(rank) == es_d_rtrl((rank - 1) / (rank + 1))
