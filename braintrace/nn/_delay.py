@@ -25,13 +25,13 @@ class Delay(StatefulLayer):
 
     .. math:: y_t[n] = x_{t - d[n]}[n]
 
-    Its state ``line`` holds the last K inputs, the newest first, and moves on at each step. The
+    Its state ``line`` holds the last K + 1 inputs, the newest first, and moves on at each step; the
+    last row, read by nothing, lets rules credit what left the line in this step. The
     compiler takes it apart: each row is a hidden state, in one group with what made the input. So
     D_RTRL is exact for the layer before as far as it is without the line, at the price of K more
     traces of that layer's weights; the report says the bytes. A line of raw inputs costs none, nor
     does it cost the weights behind it one: where the delays do not differ between targets, a line
-    in front of weights gives what a line behind them does. ES_D_RTRL gives no credit to what leaves
-    the line when it is read: give it a ``longest`` of one step more than the delays.
+    in front of weights gives what a line behind them does.
 
     Delays that learn read the line by a Gaussian of width :math:`\sigma` around them (Hammouamri,
     Khalfaoui-Hassani & Masquelier, 2024, ICLR, arXiv:2306.17670):
@@ -60,12 +60,12 @@ class Delay(StatefulLayer):
     width : float
         First value of :math:`\sigma` in steps, for delays that learn.
     line_init : initializer, array, float or Quantity
-        First value of the state ``line``, of shape (K, \*N), with the unit of x.
+        First value of the state ``line``, of shape (K + 1, \*N), with the unit of x.
 
     Attributes
     ----------
     line : brainstate.HiddenState
-        The last K inputs, of shape (K, \*N) or (B, K, \*N).
+        The last inputs, of shape (K + 1, \*N) or (B, K + 1, \*N); none where K is 0.
     width : brainstate.State
         :math:`\sigma`; there if the delay learns.
 
@@ -164,7 +164,7 @@ class Delay(StatefulLayer):
     def first_values(self) -> dict[str, tuple[Init, tuple[int, ...]]]:  # type: ignore[override]
         """The line, as long as ``longest`` is with the environment's ``dt``."""
         rows = math.ceil(float(self._span) - 1e-3)
-        return {'line': (self._line_init, (rows, *self.in_size))} if rows else {}
+        return {'line': (self._line_init, (rows + 1, *self.in_size))} if rows else {}
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """What arrived a delay ago, and the line with x in front."""
@@ -202,7 +202,7 @@ class Delay(StatefulLayer):
         over the rows would merge what one delay sends to all lanes.
         """
         steps = u.maybe_decimal(self.delay / self.longest) * self._span
-        lags = np.arange(rows.shape[len(front)])
+        lags = np.arange(rows.shape[len(front)] - 1)
         away = (lags.reshape(-1, *[1] * len(self.out_size)) - steps) / self.width.value
         nearest = jax.lax.stop_gradient((jnp.rint(steps) - steps) / self.width.value)
         bell = jnp.exp((nearest**2 - away**2) / 2)

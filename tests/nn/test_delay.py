@@ -42,7 +42,7 @@ def test_no_delay_is_no_line_and_a_time_is_measured_by_the_step():
         with brainstate.environ.context(dt=dt * u.ms):
             line = nn.Delay(2, 0.004 * u.second, line_init=0 * u.mV)
             found = outputs(line, xs * u.mV)
-        assert line.line.value.shape == (steps, 2) and u.get_unit(found) == u.mV
+        assert line.line.value.shape == (steps + 1, 2) and u.get_unit(found) == u.mV
         assert_close(found[steps:].to_decimal(u.mV), xs[: 6 - steps])
 
 
@@ -101,3 +101,21 @@ def test_a_line_alone_trains_although_no_op_has_a_trace():
         xs, step_fn=lambda x: jnp.sum((learner(x) - x) ** 2), optimizer=optax.sgd(0.01)
     )
     assert (line.delay < before).all()
+
+
+def test_what_leaves_a_line_has_credit_by_es_d_rtrl_too():
+    """Its signal is that of new states; a line that is longer than its delays changes nothing."""
+    xs = jnp.asarray(np.random.default_rng(3).normal(size=(12, 2, 3)))
+
+    def gradient(longest):
+        with brainstate.random.seed_context(0):
+            layers = nn.Linear(3, N), nn.Expon(N, tau=2.0), nn.Delay(N, 3, longest)
+            learner = braintrace.compile(
+                brainstate.nn.Sequential(*layers), 'es_d_rtrl', xs[0], batch_size=2,
+                decay_or_rank=0.9,
+            )  # fmt: skip
+        found = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2))
+        return found.grads['layers', 0, 'weight']['weight']
+
+    assert abs(gradient(None)).min() > 0
+    assert_close(gradient(None), gradient(5), 1e-12)

@@ -66,7 +66,7 @@ STATEFUL = {
         UNITS,
         {'g_decay': (0.5, UNITS), 'g_rise': (0.5, UNITS)},
     ),
-    'delay': (lambda: nn.Delay(3, 2, line_init=0.25), IN, {'line': (0.25, (2, 3))}),
+    'delay': (lambda: nn.Delay(3, 2, line_init=0.25), IN, {'line': (0.25, (3, 3))}),
     'depressed': (lambda: nn.STP(3, tau_f=None), IN, {'x': (1, IN)}),
 }
 rows = pytest.mark.parametrize('name', STATEFUL)

@@ -26,10 +26,10 @@ class Delayed(brainstate.nn.Module):
 
 
 def through(ops, p, s, x):
-    """The rows of the line with its input in front, and the line one step later."""
+    """The input and the rows of the line that are read, and the line one step later."""
     line = s['line.line']
     rows = [affine(ops, p['inp.weight'], x), *(line[..., k, :] for k in range(LONGEST))]
-    return rows, ops.stack(rows[:-1], -2)
+    return rows, ops.stack(rows, -2)
 
 
 def fixed(ops, p, s, x):
