@@ -203,7 +203,7 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
             axis = first.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
             batch = axis if batched and first.shape[axis : axis + 1] == (graph.lanes,) else None
             coords = pair.coords.shape
-            if later and first.shape[axis : axis + len(coords)] == coords:
+            if batch is None and later and first.shape[axis : axis + len(coords)] == coords:
                 batch = axis + later[0]
             weight = rel.op.weight_avals.get(slot)
             if weight is not None and first.shape == weight.shape and not rel.op.is_its_weight:

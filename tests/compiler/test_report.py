@@ -320,6 +320,18 @@ def test_a_trace_without_lanes_does_not_grow():
     )
 
 
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.snap(2), rules.es_d_rtrl(0.9)])
+def test_one_sample_tells_the_trace_of_many(rule):
+    """Every axis of length 1 could be that of a single sample."""
+
+    def of_a_gru(samples):
+        model = braintrace.nn.GRUCell(2, 3)
+        learner = braintrace.compile(model, rule, jnp.zeros((samples, 2)), batch_size=samples)
+        return learner.report.at(5)
+
+    assert of_a_gru(1).relations == of_a_gru(5).relations
+
+
 @pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('batch_size', [-1, 2.0, True, '3'])
 def test_a_batch_size_that_is_none_is_refused(batch_size):
