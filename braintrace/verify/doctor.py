@@ -125,6 +125,11 @@ def diagnose(
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     mass, not_measured = _mass(online, graph, params, carry, xs, ys, loss_fn)
     rows = _rows(report, graph, params, got, wanted, mass)
+    flat = tuple(
+        row.path
+        for row, p, *both in zip(rows, *map(jax.tree.leaves, (params, got, wanted)), strict=True)
+        if row.route != 'frozen' and jnp.issubdtype(p.dtype, jnp.inexact) and not np.any(both)
+    )
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(
         Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean()))
@@ -138,7 +143,7 @@ def diagnose(
         active,
         online_ms / count,
         bptt_ms / count,
-        findings(report, rows, growth, active, not_measured),
+        findings(report, rows, growth, active, not_measured, flat),
     )
 
 

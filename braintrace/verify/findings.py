@@ -38,9 +38,10 @@ def findings(
     growth: tuple[TraceGrowth, ...],
     activity: tuple[Activity, ...],
     not_measured: str,
+    flat: tuple[str, ...],
 ) -> tuple[str, ...]:
     """The sentences on gradients, then the others; ``not_measured``: why no dropped share is known,
-    or empty.
+    or empty; ``flat``: the parameters without any gradient.
     """
     by_path = {row.path: row for row in rows}
     spiking = {a.group for a in activity if a.shown_by == 'spikes'}
@@ -52,6 +53,12 @@ def findings(
     ]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
+    if flat:
+        found.append(
+            f'The gradient is zero in this window, by BPTT too: {", ".join(flat)}. On the way to '
+            'the loss there is a weight of zero, a unit without a slope at its value, or what has '
+            'none anywhere, as `v > threshold`: write `nn.surrogate.triangle()(v - threshold)`.'
+        )
     if not_measured:
         found.append(f'What is dropped of the {HISTORY} is not measured: {not_measured}')
     return tuple([*found, *_growth(growth), *_activity(activity)])

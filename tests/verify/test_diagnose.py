@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import nn, rules, verify
+from braintrace import functional, nn, rules, verify
 from braintrace.errors import OptionError
 from braintrace.verify.findings import _shares, _shown
 from tests import models
@@ -601,3 +601,16 @@ def test_the_report_of_a_graph_shows_it_as_the_rule_sees_it(rule):
     trace = jax.eval_shape(lambda: rule.init(seen))
     relations = [trace[rel.key] for rel in seen.hidden_param_op_relations]
     assert wanted.memory == sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(relations))
+
+
+def test_parameters_that_no_loss_can_move_are_named():
+    def cell(params, v, x):
+        v = 0.9 * v + braintrace.matmul(x, params['w'])
+        return jnp.where(v > 0.5, 1.0, 0.0) + params['b'], v
+
+    params, v = {'w': jnp.ones((2, 3)), 'b': jnp.zeros(3)}, jnp.zeros((4, 3))
+    xs = jnp.ones((6, 4, 2))
+    learner = functional.online(cell, rules.d_rtrl())
+    loss = lambda y, target: jnp.mean(y * target)
+    found = verify.diagnose(learner, xs, xs[..., :1], loss, params=params, carry=v)
+    assert any('by BPTT too: w. On' in text for text in found.findings)
