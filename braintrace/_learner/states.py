@@ -21,7 +21,7 @@ import saiunit as u
 
 from .._compiler import abstract, path_name
 from .._jax import hide_from_locations
-from ..errors import CompileError, OptionError, StructureError
+from ..errors import BraintraceError, CompileError, OptionError, StructureError
 from .environment import ABSENT, Environment, reads
 
 # own states ---------------------------------------------------------------------------------------
@@ -274,6 +274,21 @@ def remedy(key: str) -> str:
     )
 
 
+def called(model, *inputs):
+    """``model(*inputs)``. An error of this package comes as it is: brainstate's Sequential prints
+    all of a layer around it.
+    """
+    try:
+        return model(*inputs)
+    except Exception as error:
+        own: BaseException | None = error
+        while own is not None and not isinstance(own, BraintraceError):
+            own = own.__cause__
+        if own is None or own is error:
+            raise
+    raise own
+
+
 class ModelStates:
     """The states of a model by path: parameters, and the carry (hidden states, other states, states
     outside the model).
@@ -294,7 +309,7 @@ class ModelStates:
                 )
         try:
             with reads() as read:
-                touched = discover(lambda *x: model(*x), *inputs)
+                touched = discover(lambda *x: called(model, *x), *inputs)
             self.environment = self._environment(read)
         except KeyError as e:
             if unset := [
@@ -343,7 +358,7 @@ class ModelStates:
 
         def step(values, *inputs):
             with brainstate.environ.context(**values):
-                return self.model(*inputs)
+                return called(self.model, *inputs)
 
         try:
             if found.inputs:
@@ -406,7 +421,7 @@ class ModelStates:
                 )
             read = inputs[-1] if environment.inputs else {}
             with environment.completed(**read), world.running({**params, **carry}):
-                outputs = self.model(*own)
+                outputs = called(self.model, *own)
                 new = world.read(*CARRY)
             changed = [
                 f'  {path_name(path)}: {tree(value)} before the step, {tree(new[path])} after it'

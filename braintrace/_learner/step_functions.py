@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..functional import OnlineLearner
 from .environment import ABSENT, STEP, reads, token
-from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
+from .states import CARRY, ModelStates, Path, Role, World, called, discover, innermost
 
 # calls --------------------------------------------------------------------------------------------
 #
@@ -113,7 +113,7 @@ class Bound:
         if jax.tree.structure(inputs) != jax.tree.structure(self.states.example):
             self.core.compiled(*self.states.values(), (*inputs, *read))  # which says how it differs
         with environment.completed():
-            return self.states.model(*inputs)
+            return called(self.states.model, *inputs)
 
     def held(self) -> list:
         """The constants that the compiled step takes as arguments."""

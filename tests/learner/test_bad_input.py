@@ -11,6 +11,7 @@ import saiunit as u
 import braintrace
 from braintrace.errors import (
     CompileError,
+    EtpShapeError,
     MissingRuleError,
     NotCompiledError,
     OptionError,
@@ -337,3 +338,11 @@ def test_another_dt_than_that_of_the_compiled_step_is_refused():
             pytest.raises(StructureError, match='dt = 1 ms.*dt = 0.1 ms now'),
         ):
             call()
+
+
+def test_a_layer_inside_of_a_sequential_speaks_for_itself():
+    """brainstate prints the layer around its error."""
+    layers = braintrace.nn.GRUCell(3, 8), braintrace.nn.Linear(4, 2)
+    inner = brainstate.nn.Sequential(brainstate.nn.Sequential(*layers))
+    with pytest.raises(EtpShapeError, match=r'^Linear: the input has shape \(2, 8\)'):
+        braintrace.compile(inner, 'D_RTRL', jnp.ones((2, 3)), batch_size=2)
