@@ -742,10 +742,10 @@ def scaled(grads, mask: jax.Array, reduction: str):
 
 def loss_of_update(losses: jax.Array, mask: jax.Array, reduction: str) -> jax.Array:
     """The loss that an update descends, of the losses of its steps: of all shards together."""
-    value = jnp.where(mask == 0, 0, mask * losses).sum()
+    value = jnp.where(mask == 0, 0, mask.astype(losses.dtype) * losses).sum()
     if axes := varying(value):
         value = jax.lax.psum(value, tuple(axes))
-    return value if reduction == 'sum' else value / divisor(mask)
+    return value if reduction == 'sum' else value / divisor(mask).astype(value.dtype)
 
 
 def optimised(optimizer, learnt, grads, moves, value):

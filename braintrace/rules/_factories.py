@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,15 @@ from .._signatures import public, refuses
 from ..errors import OptionError
 from ..extra._wide import EveryPath, OneProduct, Reach, Signs
 
+Args = ParamSpec('Args')
 
-def _preset(make: Callable[..., Rule]) -> Callable[..., Rule]:
+
+def _preset(make: Callable[Args, Rule]) -> Callable[Args, Rule]:
     """A factory of values of other rules, which are shown as the call that was written."""
     signature = inspect.signature(make)
 
     @wraps(make)
-    def made(*args, **kwargs) -> Rule:
+    def made(*args: Args.args, **kwargs: Args.kwargs) -> Rule:
         rule, given = make(*args, **kwargs), []
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             default, value = signature.parameters[name].default, in_text(value)

@@ -52,7 +52,7 @@ def test_eight_devices_have_their_parts_and_say_so():
     'specs, axis, mesh, words',
     [
         ({}, 'x', {'b': 8}, r"batch_axis has 'x' for the lanes, an axis that the mesh has not"),
-        ({}, 'b', {'b': 3}, r'cuts the lanes \(16\) along .b. into 3 parts'),
+        ({}, 'b', {'b': 5}, r'cuts the lanes \(24\) along .b. into 5 parts'),
         ({'w': P(None, 'm')}, 'b', {'b': 8}, r"param_specs has 'm' for axis 1 of w"),
         ({'w': P(None, 'm')}, 'b', {'b': 8, 'm': 5}, r'cuts axis 1 of w \(32\)'),
     ],

@@ -95,7 +95,7 @@ def test_a_leaky_readout_with_kappa_is_one_that_filters_in_front_of_its_weights(
     learner = learner_of(nn.LeakyRateReadout, braintrace.rules.e_prop(KAPPA))
     want = gradient(learner_of(Filters, braintrace.rules.d_rtrl()))
     check(gradient(learner), want)
-    (found,) = [line for line in str(learner.report).splitlines() if 'kappa' in line]
+    (found,) = [line for line in str(learner.report).splitlines() if ' at readout' in line]
     assert found.split() == f'kappa {KAPPA:g} at readout/W[0], readout/W[1]'.split()
 
 

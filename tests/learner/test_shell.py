@@ -83,8 +83,8 @@ def test_signatures_are_those_of_the_nearest_constructor():
         "(model: 'brainstate.nn.Module', trace_dtype=None, "
         "credit: \"Literal['cut', 'whole']\" = 'cut', scope: \"Literal['position', 'own']\" = "
         "'position'",
-        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | "
-        "tuple[float | int, float | int]'",
+        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | jax.Array | "
+        "tuple[float | jax.Array, float | jax.Array]'",
     ]
 
 

@@ -66,7 +66,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_its_sample_starts_anew():
 
 
 def test_it_raises_where_that_was_asked_and_keeps_what_was_learnt():
-    with pytest.raises(NotFiniteError, match='1 times sample 1.*step 3') as told:
+    with pytest.raises(NotFiniteError, match=r'sample 1 \(1 x\).*step 3') as told:
         trained(not_finite='raise')
     assert told.value.so_far.skipped.updates == 1
 

@@ -35,7 +35,7 @@ learner.etrace_train(xs, ys, step_fn=step_fn, optimizer='adam')  # wrong
 learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optax.sgd(1.0), every=2)  # wrong
 braintrace.matmul(x)  # wrong
 rules.d_rtrl(scope='everything')  # wrong
-rules.e_prop('symmetric')  # wrong
+rules.e_prop(feedback='symmetrical')  # wrong
 online.sequence_grad(loss_fn, reduction='average')  # wrong
 online.sequence_update(loss_fn)  # wrong
 online.sequence_update(loss_fn, 0.1)  # wrong
