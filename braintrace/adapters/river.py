@@ -78,7 +78,15 @@ class _Online:
     _asked: Callable
     _take: Callable
 
-    def __init__(self, model, rule, optimizer, scale, delayed, seed):
+    def __init__(
+        self,
+        model: Callable,
+        rule: Any = 'd_rtrl',
+        optimizer: Any = None,
+        scale: bool = True,
+        delayed: bool = False,
+        seed: int = 0,
+    ):
         self.model, self.rule, self.optimizer = model, rule, optimizer
         self.scale, self.delayed, self.seed = scale, delayed, seed
 
@@ -187,7 +195,7 @@ class _Online:
                 f'made: {list(self._features)}. Give all of them there, absent ones as 0: '
                 'OneHotEncoder takes the categories.'
             ) from None
-        return (row - self._first).astype(np.float32)
+        return (row - self._first).astype(self._example.dtype)
 
     def _predicted(self, x: Mapping) -> np.ndarray:
         """What the network says to a sample, before it learns of it."""
@@ -252,17 +260,6 @@ class OnlineRegressor(_Online, base.Regressor):
 
     _outputs = 1
 
-    def __init__(
-        self,
-        model: Callable,
-        rule: Any = 'd_rtrl',
-        optimizer: Any = None,
-        scale: bool = True,
-        delayed: bool = False,
-        seed: int = 0,
-    ):
-        super().__init__(model, rule, optimizer, scale, delayed, seed)
-
     @staticmethod
     def _loss(outputs, targets):
         return jnp.mean((outputs - targets) ** 2)
@@ -283,7 +280,7 @@ class OnlineRegressor(_Online, base.Regressor):
         if self._first_target is None:
             self._first_target = targets[0] if self.scale else 0.0
         targets = [y - self._first_target for y in targets]
-        self._learnt(rows, np.array(targets, np.float32)[:, None])
+        self._learnt(rows, np.array(targets, self._example.dtype)[:, None])
 
 
 class OnlineClassifier(_Online, base.Classifier):

@@ -31,7 +31,7 @@ def leak(inputs, outputs):
 
     rng = np.random.default_rng(0)
     shapes = {'in': (inputs, 5), 'out': (5, outputs)}
-    params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+    params = {k: jnp.asarray(rng.normal(size=s)) for k, s in shapes.items()}
     return cell, params, jnp.zeros((1, 5))
 
 
@@ -71,13 +71,21 @@ def by_hand(samples, scale: bool, rate: float):
 
 
 @pytest.mark.parametrize('scale', [True, False])
-def test_predictions_are_those_of_the_formula(scale):
+@pytest.mark.parametrize('x64, close', [(False, 2e-4), (True, 1e-10)])
+def test_predictions_are_those_of_the_formula(scale, x64, close):
+    with jax.enable_x64(x64):
+        said, want = of_a_stream(scale)
+    np.testing.assert_allclose(said, want, rtol=close, atol=close)
+
+
+def of_a_stream(scale):
+    """Predictions, and those by hand."""
     found, rate = OnlineRegressor(leak, optimizer=optax.sgd(0.01), scale=scale), 0.01
     samples, said = stream(25), []
     for x, y in samples:
         said.append(found.predict_one(x))
         found.learn_one(x, y)
-    np.testing.assert_allclose(said, by_hand(samples, scale, rate), rtol=2e-4, atol=2e-4)
+    return said, by_hand(samples, scale, rate)
 
 
 def test_numbers_far_from_zero_keep_their_digits():
