@@ -38,7 +38,8 @@ def eligibility(decay) -> Eligibility:
     """The eligibility trace of TD(lambda), ``z <- decay going_on z + g`` for each sample of a
     batch, and the update direction that TD errors make of it.
 
-    ``decay``: discount times lambda, in [0, 1]; an array may be traced. The functions are pure:
+    ``decay``: discount times lambda, in [0, 1]; an array may be traced. For groups of parameters
+    with lambdas of their own, a tree of them like ``params``. The functions are pure:
 
     - ``init(params, batch_size) -> z``, zeros ``(batch, *shape)`` for each leaf, so they take
       ``batch_size`` times the memory of the parameters.
@@ -65,8 +66,11 @@ def eligibility(decay) -> Eligibility:
     >>> z['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
     ([1.899999976158142, 1.899999976158142], [1.899999976158142, 1.899999976158142])
     """
-    if not _is_number(decay, lambda x: 0 <= x <= 1):
-        raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
+    for value in jax.tree.leaves(decay) or [decay]:
+        if not _is_number(value, lambda x: 0 <= x <= 1):
+            raise OptionError(
+                f'decay is {value!r}; give discount times lambda, a number from 0 to 1.'
+            )
 
     def init(params, batch_size: int):
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -79,9 +83,12 @@ def eligibility(decay) -> Eligibility:
         going_on = jnp.asarray(going_on)
         _check_batch(z, going_on, 'going_on')
         _check_grads(z, grads)
-        keep = decay * going_on
-        added = lambda e, g: (_rows(keep, e) * e + g).astype(e.dtype) if is_inexact(e) else e
-        return jax.tree.map(added, z, grads)
+
+        def added(e, g, decay=decay):
+            return (_rows(decay * going_on, e) * e + g).astype(e.dtype) if is_inexact(e) else e
+
+        decays = () if jax.tree.structure(decay) == jax.tree.structure(0) else (decay,)
+        return jax.tree.map(added, z, grads, *decays)
 
     def weigh(z, delta):
         delta = jnp.asarray(delta)

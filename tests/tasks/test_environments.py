@@ -83,6 +83,165 @@ def test_the_t_maze_pays_the_turn_that_its_first_place_shows():
     assert number == BATCH and mean == pytest.approx(-2.8)
 
 
+def run(env, actions, seed=0):
+    """The first state, and what is seen, paid and told done along ``actions``, without new starts.
+    An action below 0 stands for one at random.
+    """
+    key, start = jax.random.key(seed), env.reset(jax.random.key(seed + 1))
+
+    def step(state, now):
+        t, action = now
+        key_t = jax.random.fold_in(key, t)
+        drawn = jax.random.randint(jax.random.fold_in(key_t, 1), (), 0, env.actions)
+        action = jnp.where(action < 0, drawn, action)
+        seen = env.observe(state)
+        state, reward, done = env.step(key_t, state, action)
+        return state, (seen, action, jnp.asarray(reward, float), done)
+
+    steps = jnp.arange(len(actions)), jnp.asarray(actions)
+    _, rows = jax.lax.scan(step, jax.tree.map(jnp.asarray, start), steps)
+    return jax.tree.map(np.asarray, (start, *rows))
+
+
+ANY = np.full(51, -1)
+
+
+def test_repeat_first_pays_the_first_card_of_a_deck():
+    start, seen, actions, rewards, done = run(environments.repeat_first(), ANY)
+    cards = start['cards']
+    assert np.bincount(cards).tolist() == [13] * 4 and np.array_equal(seen.argmax(1), cards[:51])
+    np.testing.assert_allclose(rewards, np.where(actions == cards[0], 1, -1) / 51, rtol=1e-6)
+    assert done.tolist() == [False] * 50 + [True]
+
+
+def test_count_recall_pays_the_count_of_the_asked_colour_until_now():
+    env = environments.count_recall()
+    start, seen, actions, rewards, done = run(env, ANY)
+    shown, asked, counts, right = seen[:, :2].argmax(1), seen[:, 2:].argmax(1), [0, 0], []
+    for colour, query in zip(shown, asked, strict=True):
+        counts[colour] += 1
+        right.append(counts[query])
+    np.testing.assert_allclose(rewards, np.where(actions == right, 1, -1) / 51, rtol=1e-6)
+    assert run(env, right)[3].sum() == pytest.approx(1) and done.tolist() == [False] * 50 + [True]
+    assert np.bincount(start['asked']).tolist() == [26, 26]
+
+
+def test_autoencode_pays_the_deck_from_its_last_card_to_its_first():
+    env = environments.autoencode()
+    start, seen, _, rewards, done = run(env, np.full(103, -1))
+    cards = start['cards']
+    assert np.array_equal(seen[:52, 1:].argmax(1), cards) and not seen[52:].any()
+    assert seen[:51, 0].all() and not seen[51:, 0].any() and not rewards[:51].any()
+    assert done.tolist() == [False] * 102 + [True]
+    backwards = np.concatenate([np.zeros(51, int), cards[::-1]])
+    right = run(env, backwards)[3]
+    np.testing.assert_allclose(right[51:], np.full(52, 1 / 52), rtol=1e-6)
+    wrong = np.where(np.arange(103) == 70, (backwards + 1) % 4, backwards)
+    assert run(env, wrong)[3].sum() == pytest.approx(50 / 52)
+
+
+def test_battleship_pays_new_hits_in_a_sea_of_whole_ships():
+    env = environments.battleship()
+    seas = np.asarray(jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 200))['sea'])
+    assert (seas.sum(1) == 12).all() and seas.any(0).all()
+    start, seen, actions, rewards, done = run(env, np.full(64, -1), 3)
+    hit, want = set(), []
+    for place in actions:
+        new = start['sea'][place] and place not in hit
+        hit |= {int(place)} if new else set()
+        want.append(1 / 12 if new else -1 / 52)
+    np.testing.assert_allclose(rewards, want, rtol=1e-6)
+    assert done.tolist() == [False] * 63 + [True]
+    assert np.array_equal(seen[1:, 0], (rewards > 0)[:-1])
+    assert np.array_equal(seen[1:, 1:].argmax(1), actions[:-1]) and not seen[0].any()
+    ships = np.flatnonzero(start['sea'])
+    found = run(env, [*ships, 0], 3)
+    assert found[3][:12].sum() == pytest.approx(1) and found[4][:12].tolist() == [False] * 11 + [
+        True
+    ]
+
+
+def test_ships_lie_in_one_row_or_column_and_apart():
+    """With one ship left out of four each sea is still made of straight pieces."""
+    env = environments.battleship()
+    sea = np.asarray(env.reset(jax.random.key(5))['sea']).reshape(8, 8)
+    pieces = lambda size: [
+        frozenset((r + k * down, c + k * (1 - down)) for k in range(size))
+        for down in (0, 1)
+        for r in range(8 - down * (size - 1))
+        for c in range(8 - (1 - down) * (size - 1))
+    ]
+    there = frozenset(zip(*map(tuple, np.nonzero(sea)), strict=True))
+    left = {there}
+    for size in (4, 3, 3, 2):
+        left = {rest - ship for rest in left for ship in pieces(size) if ship <= rest}
+    assert left == {frozenset()}
+
+
+def test_concentration_pays_pairs_as_its_rules_say():
+    env = environments.concentration()
+    cards = np.asarray(env.reset(jax.random.key(1))['cards'])
+    red, black = np.flatnonzero(cards == 0), np.flatnonzero(cards == 1)
+    a, b, c = red[:3]
+    x, y = black[:2]
+    told = [(a, 0), (x, -1), (a, 0), (b, 2), (a, -0.5), (c, 0), (c, -1), (x, 0), (b, -0.5), (y, 2)]
+    actions, want = map(np.array, zip(*told, strict=True))
+    _, seen, _, rewards, done = run(env, actions)
+    np.testing.assert_allclose(rewards, want / 52, atol=1e-7)
+    up = [set(np.flatnonzero(row.reshape(52, 3)[:, 2] == 0)) for row in seen]
+    assert up == [
+        *(set(), {a}, {a, x}, {a}, {a, b}, {a, b}, {a, b, c}, {a, b, c}, {a, b, x}, {a, b, x}),
+    ]
+    assert not done.any()
+    pairs = np.concatenate([red, black])
+    _, _, _, rewards, done = run(env, pairs)
+    assert rewards.sum() == pytest.approx(1) and done.tolist() == [False] * 51 + [True]
+    assert run(env, np.full(104, int(a)))[4].tolist() == [False] * 103 + [True]
+
+
+def test_what_a_sign_means_turns_round_and_the_life_goes_on():
+    start, seen, actions, rewards, done = run(environments.reversal(2, 7), np.full(30, -1))
+    sign, want = None, []
+    for t in range(30):
+        sign = (seen[t, 0] > 0) if t % 3 == 0 else sign
+        asked, right = t % 3 == 2, bool(actions[t]) == bool(sign) ^ bool(t // 7 % 2)
+        want.append(asked * (1.0 if right else -1.0))
+        assert seen[t, 1:].tolist() == [t % 3 == 0, t % 3 == 2]
+    assert rewards.tolist() == want and not done.any()
+
+
+def test_the_reward_follows_the_stimulus_after_its_interval():
+    start, seen, _, rewards, done = run(environments.trace_conditioning(10, 3), np.zeros(600, int))
+    onsets = [t for t in range(600) if seen[t, 0] and (t == 0 or not seen[t - 1, 0])]
+    want = np.zeros(600)
+    for t in onsets:
+        assert seen[t : t + 5, 0].tolist() == [1, 1, 1, 1, 0]
+        want[t + 9 : t + 11] = 1  # what the step before the interval's end leads to
+    assert not done.any() and np.array_equal(rewards, want)
+    assert np.array_equal(seen[1:, 1], rewards[:-1])
+    gaps = np.diff(onsets)
+    assert len(onsets) > 4 and (gaps >= 90).all() and (gaps <= 130).all() and len(set(gaps)) > 1
+    noise = np.asarray(run(environments.trace_conditioning(10, 3), np.zeros(4000, int))[1])[:, 2:]
+    assert noise.mean() == pytest.approx(4 / 20, abs=0.03)
+
+
+def test_the_pendulum_swings_by_the_published_equations():
+    env = environments.pendulum(positions_only=False)
+    start, seen, actions, rewards, done = run(env, np.full(200, -1))
+    angle, speed = np.asarray(start['x'], float)
+    for t in range(200):
+        short = np.arctan2(np.sin(angle), np.cos(angle))
+        torque = (-2.0, 0.0, 2.0)[actions[t]]
+        np.testing.assert_allclose(seen[t], [np.cos(angle), np.sin(angle), speed / 8], atol=2e-3)
+        worst = np.pi**2 + 0.1 * 8**2 + 0.001 * 2**2
+        cost = (short**2 + 0.1 * speed**2 + 0.001 * torque**2) / worst
+        assert rewards[t] * 200 == pytest.approx(1 - 2 * cost, abs=5e-3)
+        speed = np.clip(speed + 0.05 * (15 * np.sin(angle) + 3 * torque), -8, 8)
+        angle = angle + 0.05 * speed
+    assert done.tolist() == [False] * 199 + [True]
+    assert environments.pendulum().observe(env.reset(jax.random.key(0))).shape == (2,)
+
+
 def test_the_cart_moves_by_the_published_equations():
     env = environments.cartpole(positions_only=False, steps=40)
     state = env.reset(jax.random.key(3))
@@ -113,6 +272,39 @@ def test_a_finished_episode_starts_anew_and_the_others_go_on():
     assert done.tolist() == [True] + [False] * (BATCH - 1)
     assert new['t'].tolist() == [0] + [1] * (BATCH - 1)
     assert new['bit'][1:].tolist() == states['bit'][1:].tolist()
+
+
+def test_an_environment_of_gymnasium_acts_behind_a_callback():
+    gymnasium = pytest.importorskip('gymnasium')
+    env = environments.from_gymnasium('CartPole-v1', 3)
+    states = env.reset(jax.random.key(0))
+
+    def step(states, _):
+        states, rewards, done = env.step(jax.random.key(0), states, jnp.ones(3, int))
+        return states, (env.observe(states), rewards, done)
+
+    _, (seen, rewards, done) = jax.jit(lambda s: jax.lax.scan(step, s, length=12))(states)
+    alone, seed = gymnasium.make('CartPole-v1'), jax.random.randint(jax.random.key(0), (), 0, 2**30)
+    first, _ = alone.reset(seed=int(seed))
+    np.testing.assert_allclose(states[0], first)
+    ended = int(np.argmax(done[:, 0]))
+    for t in range(ended):
+        np.testing.assert_allclose(seen[t, 0], alone.step(1)[0], rtol=1e-6)
+    assert alone.step(1)[2] and 5 < ended < 12 and (rewards == 1).all()
+    assert np.abs(seen[ended, 0]).max() <= 0.05, 'what is seen with the flag is of a new episode'
+
+
+def test_what_gymnasium_does_not_give_is_refused(monkeypatch):
+    pytest.importorskip('gymnasium')
+    with pytest.raises(OptionError, match="does not make 'nothing'"):
+        environments.from_gymnasium('nothing', 2)
+    with pytest.raises(OptionError, match='finite number'):
+        environments.from_gymnasium('Pendulum-v1', 2)
+    with pytest.raises(OptionError, match='a batch of 2, not of 3'):
+        environments.from_gymnasium('CartPole-v1', 2).reset(jax.random.key(0), 3)
+    monkeypatch.setitem(__import__('sys').modules, 'gymnasium', None)
+    with pytest.raises(OptionError, match=r"pip install 'braintrace-online\[rl\]'"):
+        environments.from_gymnasium('CartPole-v1', 2)
 
 
 def test_an_environment_of_gymnax_is_one_of_ours():
@@ -163,7 +355,11 @@ def test_actions_are_one_whole_number_for_each_sample(actions):
         env.step(jax.random.key(0), env.reset(jax.random.key(1), 2), jnp.array(actions))
 
 
-@pytest.mark.parametrize('make', [environments.chain, environments.t_maze, environments.cartpole])
+LENGTHS = 'chain', 't_maze', 'repeat_first', 'autoencode', 'reversal', 'trace_conditioning'
+LENGTHS = [getattr(environments, name) for name in LENGTHS]
+
+
+@pytest.mark.parametrize('make', [*LENGTHS, environments.cartpole])
 def test_lengths_are_positive(make):
-    with pytest.raises(OptionError, match='int of at least 1'):
+    with pytest.raises(OptionError, match='int of at least'):
         make(0) if make is not environments.cartpole else make(steps=0)
