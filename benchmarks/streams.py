@@ -378,7 +378,8 @@ def rows(seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> dict:
             if way.name in FEW:
                 key = f'{name}, without restarts', way.net, way.name
                 found[key] = partial(beside, name, way, None, seeds, steps)
-    return {key: partial(recorded, train) for key, train in found.items()}
+    dearest_last = sorted(found.items(), key=lambda row: row[0][2] == 'RTRL')
+    return {key: partial(recorded, train) for key, train in dearest_last}
 
 
 def main():
