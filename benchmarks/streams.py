@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, pstdev
 from typing import NamedTuple
 
 import brainstate
@@ -31,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import results
 from nets import NETS, Cell
-from printer import BLUE, GREY, figure, folded, listed, table
 from runner import CACHE, RESULTS, load, measure, options, versions
 
 import braintrace
@@ -284,6 +283,10 @@ PLAIN = f'tanh {UNITS}'
 NETWORKS = 'LRU 64', 'GRU 64'
 
 
+def of_nets(name: str) -> Callable:
+    return lambda task: NETS[name](task, False)
+
+
 def restarted(build: Callable, task: Task) -> Restarted:
     return Restarted(build(replace(task, inputs=task.inputs - 1)))
 
@@ -291,10 +294,8 @@ def restarted(build: Callable, task: Task) -> Restarted:
 BUILT = {
     PLAIN: partial(restarted, plain),
     f'{PLAIN}, leak': partial(restarted, Leaky),
-    **{
-        name: partial(restarted, lambda task, name=name: NETS[name](task, False))
-        for name in NETWORKS
-    },
+    **{name: partial(restarted, of_nets(name)) for name in NETWORKS},
+    **{f'{name}, alone': of_nets(name) for name in NETWORKS},
 }
 
 
@@ -367,6 +368,262 @@ def beside(name: str, way: Way, restart: int | None, seeds: tuple[int, ...], ste
     return of_run(learnt(task, way, RATE, BATCH, seeds), seeds)
 
 
+# each sample once -------------------------------------------------------------------------------
+
+FARTHEST = 10.0  # deviations; a patient who starts to walk after standing is at 150
+
+
+@cache
+def sequence(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Samples and the next ones (T, D), as deviations from the mean of what came until then."""
+    x = FILES[name]()
+    x = x - x[0]
+    count = np.arange(1, len(x) + 1)[:, None]
+    so_far = np.cumsum(x, 0) / count
+    spread = np.sqrt(np.maximum(np.cumsum(x**2, 0) / count - so_far**2, 0))
+    spread = np.where(spread > 1e-9, spread, 1)[:-1]
+    scaled = lambda x: np.clip((x - so_far[:-1]) / spread, -FARTHEST, FARTHEST)
+    return scaled(x[:-1]), scaled(x[1:])
+
+
+def scored(targets: np.ndarray) -> np.ndarray:
+    """Where a sequence counts: behind its first tenth."""
+    return np.arange(len(targets)) >= len(targets) // 10
+
+
+def normalised(losses: np.ndarray, targets: np.ndarray) -> list[float]:
+    """Mean squared errors of the seeds (N, T) over that of the mean of what came so far."""
+    counts = scored(targets)
+    return (losses[:, counts].mean(1) / (targets[counts] ** 2).mean()).tolist()
+
+
+def forecast(name: str) -> Task:
+    """The next sample of a sequence, which is the same for all seeds."""
+    xs, ys = (jnp.asarray(a[:, None], jnp.float32) for a in sequence(name))
+    mask = jnp.asarray(scored(ys), jnp.float32)
+    sizes = len(xs), xs.shape[-1], ys.shape[-1]
+    return as_stream(name, sizes, lambda key, lanes, part: Batch(xs, ys, mask))
+
+
+def along(name: str, way: Way, frozen: bool, seeds: tuple[int, ...]) -> dict:
+    """A network that learns at each step; or not any more behind the first tenth."""
+    task, first = forecast(name), len(sequence(name)[0]) // 10
+    rate = (lambda count: RATE * (count < first)) if frozen else RATE
+    found = learnt(task, way, rate, 1, seeds)
+    return of_run(found, seeds) | {'scores': normalised(found.losses, sequence(name)[1])}
+
+
+def timed(losses_of: Callable, name: str, seeds: tuple[int, ...]) -> dict:
+    """The record of what has no `tasks.run`: of ``losses_of(xs, ys, seeds)``, (N, T)."""
+    xs, ys = sequence(name)
+    begin = time.perf_counter()
+    losses = np.asarray(losses_of(xs, ys, seeds))
+    spent = time.perf_counter() - begin
+    return {'seeds': seeds, 'scores': normalised(losses, ys), 'seconds': spent}
+
+
+def rolling(net: str, xs, ys, seeds: tuple[int, ...], window: int = WINDOW):
+    """Back-propagation of each step's loss through the last steps, a window for every step."""
+    xs, ys = (jnp.asarray(a[:, None], jnp.float32) for a in (xs, ys))
+    task = as_stream('a stream', (len(xs), xs.shape[-1], ys.shape[-1]), lambda *_: None)
+    made = []
+    for seed in seeds:
+        brainstate.random.seed(seed)
+        model = NETS[net](task, False)
+        made.append(braintrace.compile(model, rules.same_step(), xs[0], batch_size=1).pure())
+    cell, adam = made[0][0].cell, optax.adam(RATE)
+
+    def losses(params, carry):
+        def turn(now, begin):
+            params, moments, carry = now
+            seen, asked = (jax.lax.dynamic_slice_in_dim(a, begin, window) for a in (xs, ys))
+
+            def loss(params):
+                outputs = jax.lax.scan(lambda c, x: cell(params, c, x)[::-1], carry, seen)[1]
+                return squared(outputs[-1], asked[-1])
+
+            found, grads = jax.value_and_grad(loss)(params)
+            carry = cell(params, carry, seen[0])[1]
+            moves, moments = adam.update(grads, moments)
+            return (optax.apply_updates(params, moves), moments, carry), found
+
+        begins = jnp.arange(len(xs) - window + 1)
+        found = jax.lax.scan(turn, (params, adam.init(params), carry), begins)[1]
+        return jnp.concatenate([jnp.zeros(window - 1), found])
+
+    each = (jax.tree.map(lambda *a: jnp.stack(a), *(m[k] for m in made)) for k in (1, 2))
+    return jax.jit(jax.vmap(losses))(*each)
+
+
+RESERVOIR, RADIUS, FORGETS, RIDGE = 128, 0.9, 0.999, 1.0
+
+
+def reservoir(xs, ys, seeds: tuple[int, ...]) -> np.ndarray:
+    """An echo state network, whose readout is that of recursive least squares (Jaeger 2002), of
+    the states, the inputs and 1; in double precision.
+    """
+    size = RESERVOIR + xs.shape[1] + 1
+    draws = [np.random.default_rng(seed) for seed in seeds]
+    W = np.stack([rng.normal(size=(RESERVOIR, RESERVOIR)) for rng in draws])
+    W *= RADIUS / np.abs(np.linalg.eigvals(W)).max(1)[:, None, None]
+    into = np.stack([rng.uniform(-1, 1, (xs.shape[1], RESERVOIR)) for rng in draws])
+    h, readout = np.zeros((len(seeds), RESERVOIR)), np.zeros((len(seeds), size, ys.shape[1]))
+    P = np.tile(np.eye(size) / RIDGE, (len(seeds), 1, 1))
+    losses = np.zeros((len(seeds), len(xs)))
+    for t, (x, y) in enumerate(zip(xs, ys)):
+        h = np.tanh(np.einsum('nij,ni->nj', W, h) + x @ into)
+        known = np.broadcast_to(np.append(x, 1.0), (len(seeds), len(x) + 1))
+        z = np.concatenate([h, known], 1)
+        error = y - np.einsum('ni,nio->no', z, readout)
+        losses[:, t] = (error**2).mean(1)
+        Pz = np.einsum('nij,nj->ni', P, z)
+        gain = Pz / (FORGETS + np.einsum('ni,ni->n', z, Pz))[:, None]
+        readout += gain[:, :, None] * error[:, None]
+        P = (P - gain[:, :, None] * Pz[:, None]) / FORGETS
+        P = (P + P.swapaxes(1, 2)) / 2
+    return losses
+
+
+LAGS = 8  # samples that a linear model sees, of one number each; of several numbers, the newest
+
+
+def linear(steps: bool, xs, ys, seeds: tuple[int, ...]) -> np.ndarray:
+    """River's linear regression, for each number that is asked: by its default steps along the
+    gradient, with scaled features, or by least squares (its Bayesian one).
+    """
+    try:
+        from river import linear_model, preprocessing
+    except ImportError:
+        raise Missing('pip install river') from None
+    models = [
+        preprocessing.StandardScaler() | linear_model.LinearRegression()
+        if steps
+        else linear_model.BayesianLinearRegression()
+        for _ in ys[0]
+    ]
+    lags, errors = LAGS if xs.shape[1] == 1 else 1, np.zeros(ys.shape)
+    for t in range(lags - 1, len(xs)):
+        features = dict(enumerate(xs[t - lags + 1 : t + 1].ravel().tolist()))
+        for k, model in enumerate(models):
+            errors[t, k] = ys[t, k] - model.predict_one(features)
+            model.learn_one(features, ys[t, k])
+    return (errors**2).mean(1)[None]
+
+
+def last(xs, ys, seeds: tuple[int, ...]) -> np.ndarray:
+    return ((ys - xs) ** 2).mean(1)[None]
+
+
+ONLINE = {
+    'D_RTRL': (rules.d_rtrl, False),
+    'ES_D_RTRL 0.9': (lambda: rules.es_d_rtrl(0.9), False),
+    'same step': (rules.same_step, False),
+    'D_RTRL, frozen': (rules.d_rtrl, True),
+}
+ROLLING = f'rolling windows of {WINDOW}'
+BESIDE = {
+    f'reservoir of {RESERVOIR}, least squares': reservoir,
+    'River, linear': partial(linear, True),
+    'River, linear, least squares': partial(linear, False),
+    'the last sample': last,
+}
+ALONE = '-'  # in place of a network
+ABSENT = {  # named by who asks for real streams, and in no file of the package
+    'web traffic': ('river', 'datasets/web-traffic.csv'),
+    'blood pressure': ('aeon', 'datasets/data/PigArtPressure/PigArtPressure_TEST.ts'),
+    'PLAID': ('aeon', 'datasets/data/PLAID/PLAID_TEST.ts'),
+}
+
+
+def prequential(seeds: tuple[int, ...]) -> dict:
+    found: dict = {}
+    for name in FILES:
+        for net in NETWORKS:
+            for row, (rule, frozen) in ONLINE.items():
+                way = Way(row, f'{net}, alone', rule)
+                found[f'next {name}', net, row] = partial(along, name, way, frozen, seeds)
+            call = partial(timed, partial(rolling, net), name, seeds)
+            found[f'next {name}', net, ROLLING] = call
+        for row, losses_of in BESIDE.items():
+            found[f'next {name}', ALONE, row] = partial(timed, losses_of, name, seeds)
+    for name, where in ABSENT.items():
+        found[f'next {name}', ALONE, 'every row'] = partial(bundled, *where)
+    return found
+
+
+# a set of digits, longer tasks, and decays that fit ----------------------------------------------
+
+KEPT_BACK = 400  # of the 4,000 sequences to learn from, for the scores on the way
+
+
+@cache
+def one_line_digits() -> tuple[tuple, tuple]:
+    """Digits as lines of 40 numbers, 4,000 to learn from and 1,000 for the test, as the package
+    makes them (Greydanus and Kobak, 2024).
+    """
+    try:
+        from mnist1d.data import get_dataset_args, make_dataset
+    except ImportError:
+        raise Missing('pip install mnist1d requests') from None
+    with np.errstate(all='ignore'):
+        found = make_dataset(get_dataset_args())
+    return (found['x'], found['y']), (found['x_test'], found['y_test'])
+
+
+def lines(shuffled: bool) -> Task:
+    """Which digit a line of `one_line_digits` is, told at its last number; ``shuffled``: with its
+    numbers in one order that was drawn.
+    """
+    (x, y), test = one_line_digits()
+    order = np.random.default_rng(0).permutation(40) if shuffled else np.arange(40)
+    parts = {'train': (x[KEPT_BACK:], y[KEPT_BACK:]), 'test': test}
+    parts['validation'] = x[:KEPT_BACK], y[:KEPT_BACK]
+    parts = {k: (jnp.asarray(x[:, order], float), jnp.asarray(y)) for k, (x, y) in parts.items()}
+
+    def draw(key, lanes: int, part: str) -> Batch:
+        xs, labels = parts[part]
+        chosen = jax.random.choice(key, len(xs), (lanes,), replace=False)
+        ys = jnp.broadcast_to(labels[chosen], (40, lanes))
+        return Batch(xs[chosen].T[..., None], ys, jnp.zeros(40).at[-1].set(1))
+
+    def loss(logits, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def score(logits, labels, mask):
+        return jnp.mean(logits[-1].argmax(-1) == labels[-1])
+
+    name = 'mnist1d, shuffled' if shuffled else 'mnist1d'
+    return Task(name, 40, 1, 10, draw, loss, score, 'accuracy', 0.1)
+
+
+def es(*decays: float) -> results.Way:
+    given = decays if len(decays) > 1 else decays[0]
+    return results.Way(f'ES_D_RTRL {", ".join(map(str, decays))}', lambda: rules.es_d_rtrl(given))
+
+
+MOST = [way for way in results.WAYS if way.name in ('same step, Adam', 'D_RTRL', results.BPTT)]
+DECAYS = [es(0.9), es(0.99), es(0.999), es(0.99, 0.9), es(0.9, 0.99)]
+RATED = 'LIF + ALIF 100, rates'
+TRIALS = {  # by task and net: the task, updates, learning rate, batch, test sequences, rows, seeds
+    ('evidence 7', RATED): (tasks.evidence, 600, 1e-2, 32, 600, DECAYS, 3),
+    **{
+        (name, net): (partial(lines, name != 'mnist1d'), 2000, 3e-3, 50, 1000, MOST, 10)
+        for name in ('mnist1d', 'mnist1d, shuffled')
+        for net in NETWORKS[::-1]
+    },
+    ('copy 500', 'LRU 96'): (partial(tasks.copy_memory, 500), 800, 1e-2, 24, 600, MOST[:2], 3),
+    ('adding 1000', 'minLSTM 32'): (partial(tasks.adding, 1000), 1200, 1e-2, 32, 600, MOST[:2], 3),
+}
+
+
+def tried(net: str, trial: tuple, way: results.Way, seeds: tuple[int, ...]) -> dict:
+    make, updates, rate, batch, test = trial[:5]
+    task, penalty = make(), results.PENALTY if net == RATED else 0.0
+    setting = results.Setting(task, net, updates, rate, batch, 0.0, penalty)
+    found = results.run(setting, way, seeds, updates, test=test)
+    return of_run(found, seeds) | {'metric': task.metric, 'memory': found.memory}
+
+
 def rows(seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> dict:
     """All rows: functions by ``(task, net, row)``."""
     found: dict = {}
@@ -378,6 +635,11 @@ def rows(seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> dict:
             if way.name in FEW:
                 key = f'{name}, without restarts', way.net, way.name
                 found[key] = partial(beside, name, way, None, seeds, steps)
+    found |= prequential(seeds)
+    for (name, net), trial in TRIALS.items():
+        *_, ways, number = trial
+        for way in ways:
+            found[name, net, way.name] = partial(tried, net, trial, way, seeds[:number])
     dearest_last = sorted(found.items(), key=lambda row: row[0][2] == 'RTRL')
     return {key: partial(recorded, train) for key, train in dearest_last}
 
