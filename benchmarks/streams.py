@@ -420,7 +420,8 @@ def timed(losses_of: Callable, name: str, seeds: tuple[int, ...]) -> dict:
     begin = time.perf_counter()
     losses = np.asarray(losses_of(xs, ys, seeds))
     spent = time.perf_counter() - begin
-    return {'seeds': seeds, 'scores': normalised(losses, ys), 'seconds': spent}
+    scores = normalised(losses, ys)
+    return {'seeds': seeds, 'scores': scores, 'samples': xs.shape, 'seconds': spent}
 
 
 def rolling(net: str, xs, ys, seeds: tuple[int, ...], window: int = WINDOW):
