@@ -8,7 +8,6 @@ from statistics import mean, pstdev
 import numpy as np
 from printer import BLUE, GREY, figure, listed, table
 from streams import (
-    ABSENT,
     ALONE,
     BESIDE,
     FEW,
