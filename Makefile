@@ -144,6 +144,7 @@ rules: $(VENV)/.with-all
 results: $(VENV)/.with-all
 	$(VENV)/bin/python benchmarks/results.py
 	$(VENV)/bin/python benchmarks/acting.py
+	$(VENV)/bin/python benchmarks/streams.py
 	$(VENV)/bin/python benchmarks/results_page.py
 
 nir: $(VENV_NIR)/.with-simulators

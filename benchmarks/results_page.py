@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import mean
 
 import acting
+import streams
+import streams_page
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from printer import (
     DOCS,
@@ -216,6 +218,7 @@ def page(records: dict) -> str:
     parts = first, baseline, summary, ways, tables, metered, Records.state, Records.load
     values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
+    values |= streams_page.page(kept(streams.PATH)['records'])
     return filled('results.in.md', values | {'clip': f'{CLIP:g}'})
 
 
@@ -288,6 +291,7 @@ def main():
     draw(found, PICTURES / 'results_more.png', rest, tuple(way.name for way in WAYS))
     draw_first(found, PICTURES / 'evidence.png')
     acting.draw(agents(), PICTURES / 'acting.png')
+    streams_page.draw(kept(streams.PATH)['records'], PICTURES / 'streams.png')
     (DOCS / 'results.md').write_text(page(records), encoding='utf-8')
     README.write_text(readme(README.read_text(encoding='utf-8'), records), encoding='utf-8')
 

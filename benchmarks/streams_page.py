@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import numpy as np
-from printer import BLUE, GREY, figure, listed, table
+from printer import BLACK, BLUE, GREEN, GREY, VERMILLION, figure, table
 from streams import (
     ALONE,
     BESIDE,
@@ -20,20 +20,17 @@ from streams import (
     ROLLING,
     SYSTEMS,
     TRIALS,
-    sequence,
 )
-
-WAYS = tuple(dict.fromkeys(way.name for way in OURS if way.net not in NETWORKS))
 
 
 def by_name(records: list[dict]) -> dict:
     return {(r['task'], r['net'], r['row']): r for r in records if 'scores' in r}
 
 
-def spread(scores, digits: int = 2) -> str:
-    """A mean, and the standard deviation of the seeds, as the study tells them."""
-    middle, off = mean(scores), pstdev(scores)
-    return f'{middle:.{digits}g} ± {off:.{digits}g}' if off else f'{middle:.3g}'
+def spread(scores) -> str:
+    """A mean, and the standard deviation of the seeds."""
+    off = pstdev(scores)
+    return f'{mean(scores):.3g}' + (f' ± {off:.2g}' if off else '')
 
 
 def pairs(records: list[dict]) -> dict:
@@ -58,7 +55,7 @@ def told_published(records: list[dict]) -> str:
     near = sum(map(within, both.values()))
     outside = [f'{row} on {name}' for (name, row), pair in both.items() if not within(pair)]
     text = f'Of {len(both)} published figures ours meet {near} within the two standard deviations'
-    return text + (f'; outside are {", ".join(outside)}.' if outside else '.')
+    return text + (f'; outside: {", ".join(outside)}.' if outside else '.')
 
 
 def published_table(records: list[dict]) -> str:
@@ -77,17 +74,11 @@ def published_table(records: list[dict]) -> str:
 
 def unbroken_table(records: list[dict]) -> str:
     found = by_name(records)
-    lines = [
-        [
-            name,
-            *(
-                f'{spread(found[name, PLAIN, row]["scores"])}; '
-                f'{spread(found[f"{name}, without restarts", PLAIN, row]["scores"])}'
-                for row in FEW
-            ),
-        ]
-        for name in SYSTEMS
-    ]
+    lines = []
+    for name in SYSTEMS:
+        keys = [(f'{name}{how}', PLAIN, row) for row in FEW for how in ('', ', without restarts')]
+        told = [spread(found[key]['scores']) if key in found else '-' for key in keys]
+        lines.append([name, *map('; '.join, zip(told[::2], told[1::2]))])
     return table(['with restarts; without', *FEW], lines)
 
 
@@ -100,25 +91,52 @@ def holm(p: list[float]) -> list[float]:
     return found.tolist()
 
 
-def compared(records: list[dict], first: str, second: str) -> dict:
-    """``(file, net) -> (ratio of the means, probability)`` of two rows, by Wilcoxon's test of the
-    seeds' differences and Holm's correction over all of them.
+def compared(records: list[dict], pairs: dict) -> dict:
+    """Of pairs of rows, by any names: the ratio of the means, and the probability of Wilcoxon's
+    test of the seeds' differences, with Holm's correction over all pairs.
     """
     from scipy.stats import wilcoxon
 
-    found, each = by_name(records), {}
-    for name in FILES:
-        for net in NETWORKS:
-            a, b = (found.get((f'next {name}', net, row)) for row in (first, second))
-            if a and b:
-                p = wilcoxon(a['scores'], b['scores']).pvalue
-                each[name, net] = mean(a['scores']) / mean(b['scores']), p
-    return dict(zip(each, zip((r for r, _ in each.values()), holm([p for _, p in each.values()]))))
+    found = by_name(records)
+    there = {k: pair for k, pair in pairs.items() if found.keys() >= {*pair}}
+    both = {k: tuple(found[row]['scores'] for row in pair) for k, pair in there.items()}
+    chances = holm([wilcoxon(a, b).pvalue for a, b in both.values()])
+    return {k: (mean(a) / mean(b), p) for (k, (a, b)), p in zip(both.items(), chances)}
+
+
+def rules_apart(records: list[dict]) -> str:
+    """Which of the published series tell SnAp-1 from the gradient of the same step."""
+    rows = {name: [(name, PLAIN, row) for row in FEW[:2]] for name in SYSTEMS}
+    each = compared(records, rows)
+    told = [f'{name} ({100 * (1 - r):.0f} %)' for name, (r, p) in each.items() if p < 0.05 > r - 1]
+    same = [name for name, (_, p) in each.items() if p >= 0.05]
+    return (
+        f'SnAp-1 has a lower error than the gradient of the same step on {", ".join(told)}; on '
+        f'{", ".join(same)} ten seeds do not tell them apart.'
+    )
+
+
+def without_restarts(records: list[dict]) -> str:
+    """How many times lower errors are without restarts, on the three systems."""
+    found = by_name(records)
+    pairs = [
+        (found.get((name, PLAIN, row)), found.get((f'{name}, without restarts', PLAIN, row)))
+        for name in list(SYSTEMS)[:3]
+        for row in FEW
+    ]
+    ratios = [mean(a['scores']) / mean(b['scores']) for a, b in pairs if a and b] or [1]
+    return f'{min(ratios):.1f} to {max(ratios):.0f}'
+
+
+def against_same_step(records: list[dict]) -> dict:
+    names = [(name, net) for name in FILES for net in NETWORKS]
+    rows = ('D_RTRL', 'same step')
+    return compared(records, {n: [(f'next {n[0]}', n[1], row) for row in rows] for n in names})
 
 
 def told_real(records: list[dict]) -> str:
     """Where D_RTRL is better than the gradient of the same step, and than all that needs none."""
-    each, found = compared(records, 'D_RTRL', 'same step'), by_name(records)
+    each, found = against_same_step(records), by_name(records)
     gains = [f'{name} ({net})' for (name, net), (r, p) in each.items() if r < 1 and p < 0.05]
     losses = [f'{name} ({net})' for (name, net), (r, p) in each.items() if r > 1 and p < 0.05]
     beaten = []
@@ -136,13 +154,13 @@ def told_real(records: list[dict]) -> str:
 def real_table(records: list[dict]) -> str:
     found, lines = by_name(records), []
     rows = (*list(ONLINE)[:3], ROLLING, list(ONLINE)[3])
-    each = compared(records, 'D_RTRL', 'same step')
+    each = against_same_step(records)
     for name in FILES:
         for net in NETWORKS:
             got = [found.get((f'next {name}', net, row)) for row in rows]
-            p = f'{each[name, net][1]:.2g}' if (name, net) in each else '-'
-            lines.append([name, net, *(spread(r['scores']) if r else '-' for r in got), p])
-    return table(['', 'network', *rows, 'p'], lines)
+            told = '{:.3f} ({:.2g})'.format(*each[name, net]) if (name, net) in each else '-'
+            lines.append([name, net, *(spread(r['scores']) if r else '-' for r in got), told])
+    return table(['', 'network', *rows, 'D_RTRL / same step (p)'], lines)
 
 
 def beside_table(records: list[dict]) -> str:
@@ -150,7 +168,8 @@ def beside_table(records: list[dict]) -> str:
     lines = []
     for name in FILES:
         got = [found.get((f'next {name}', ALONE, row)) for row in BESIDE]
-        size = ' x '.join(f'{n:,}' for n in sequence(name)[0].shape)
+        samples = next((r['samples'] for r in got if r), ())
+        size = ' x '.join(f'{n:,}' for n in samples)
         lines.append([name, size, *(spread(r['scores']) if r else '-' for r in got)])
     missing = [f'{r["task"][5:]} ({r["refused"]})' for r in records if 'refused' in r]
     told = f'\n\nNot there: {"; ".join(missing)}.' if missing else ''
@@ -158,16 +177,17 @@ def beside_table(records: list[dict]) -> str:
 
 
 def seconds_table(records: list[dict]) -> str:
-    columns = {
-        'sequence': lambda r: r['task'],
-        'network': lambda r: r['net'],
-        'row': lambda r: r['row'],
-        'seeds': lambda r: str(len(r['seeds'])),
-        'seconds': lambda r: f'{r["seconds"]:.0f}',
-        'to compile': lambda r: f'{r["compile_seconds"]:.0f}' if 'compile_seconds' in r else '-',
-        'commit': lambda r: r['commit'],
-    }
-    return listed(by_name(records).values(), columns)
+    """Those of ten seeds, without compiling."""
+    found = by_name(records)
+    told = lambda row: f'{row["seconds"]:.0f}' if row else '-'
+    kinds = [(net, row) for net in NETWORKS for row in (*ONLINE, ROLLING)]
+    kinds += [(ALONE, row) for row in BESIDE]
+    lines = [
+        [f'{row}, {net}' if net != ALONE else row]
+        + [told(found.get((f'next {name}', net, row))) for name in FILES]
+        for net, row in kinds
+    ]
+    return table(['', *FILES], lines)
 
 
 def trials_table(records: list[dict]) -> str:
@@ -185,25 +205,34 @@ def trials_table(records: list[dict]) -> str:
 def page(records: list[dict]) -> dict[str, str]:
     """What ``results.in.md`` asks for, by name."""
     parts = (told_published, published_table, unbroken_table, told_real, real_table)
-    parts += (beside_table, seconds_table, trials_table)
+    parts += (rules_apart, without_restarts, beside_table, seconds_table, trials_table)
     return {f.__name__: f(records) for f in parts}
 
 
+COLORS = {
+    'RTRL': BLACK,
+    'SnAp-1': BLUE,
+    'RFLO': VERMILLION,
+    'UORO': GREEN,
+    'truncated BPTT, 25': GREY,
+}
+MARKERS = dict(zip(SYSTEMS, 'osD^v'))
+
+
 def draw(records: list[dict], path: Path) -> None:
-    """Ten seeds of ours, and mean and deviation of theirs, by rule; a panel for each series."""
-    found, both = by_name(records), pairs(records)
-    with figure(path, 1, len(SYSTEMS), 3.4, sharey=True) as (drawn, axes):
-        for ax, name in zip(axes, SYSTEMS):
-            for k, row in enumerate(WAYS):
-                net = next(way.net for way in OURS if way.name == row)
-                scores = found.get((name, net, row), {}).get('scores', ())
-                ax.plot(scores, [k + 0.12] * len(scores), 'o', color=BLUE, markersize=3, alpha=0.6)
-                if (name, row) in both:
-                    middle, off = both[name, row][2:]
-                    low = max(middle - off, middle / 20)
-                    ax.plot([low, middle + off], [k - 0.2] * 2, color=GREY, linewidth=2)
-                    ax.plot(middle, k - 0.2, 's', color=GREY, markersize=5)
-            ax.set(title=name, xscale='log')
-        axes[0].set_yticks(range(len(WAYS)), WAYS)
-        axes[0].invert_yaxis()
-        drawn.supxlabel('normalised error of the last sixth (grey: published)')
+    """Ours over theirs, means and deviations: rules by colour, series by marker."""
+    with figure(path, 1, 1, 4.6) as (drawn, ax):
+        for (name, row), (ours, off, theirs, their_off) in pairs(records).items():
+            low = [[min(their_off, theirs * 0.9)], [their_off]], [[min(off, ours * 0.9)], [off]]
+            how = {'color': COLORS[row], 'marker': MARKERS[name], 'markersize': 6}
+            ax.errorbar(theirs, ours, xerr=low[0], yerr=low[1], elinewidth=0.8, **how)
+        ends = [1e-3, 1]
+        ax.plot(ends, ends, color=GREY, linewidth=1, linestyle=':', zorder=0)
+        ax.set(xscale='log', yscale='log', xlim=ends, ylim=ends)
+        ax.set(xlabel='published error', ylabel='ours')
+        shown = [ax.plot([], [], 'o', color=color, label=row)[0] for row, color in COLORS.items()]
+        shown += [
+            ax.plot([], [], mark, color=GREY, fillstyle='none', label=name)[0]
+            for name, mark in MARKERS.items()
+        ]
+        drawn.legend(handles=shown, loc='outside right center')
