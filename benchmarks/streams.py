@@ -109,14 +109,15 @@ FILES = {
 # the settings of others -------------------------------------------------------------------------
 
 STEPS, BATCH, UNITS, RESTART, CUT = 15_000, 8, 64, 200, 25
-SOURCE = 'https://github.com/sonaradarcn/sketched-rtrl'
-PUBLISHED = {  # its results/TIMESERIES_TABLES.md: means and standard deviations of ten seeds (*)
+# Means and standard deviations of ten seeds, five of truncation, from results/TIMESERIES_TABLES.md
+# of https://github.com/sonaradarcn/sketched-rtrl.
+PUBLISHED = {
     'Henon': {
         'RTRL': (0.0052, 0.0010),
         'SnAp-1': (0.0052, 0.0012),
         'RFLO': (0.0704, 0.0163),
         'UORO': (0.6583, 0.2966),
-        'truncated BPTT, 25': (0.0311, 0.0030),  # (*) of five, as the others of truncation
+        'truncated BPTT, 25': (0.0311, 0.0030),
     },
     'Mackey-Glass': {
         'RTRL': (0.0180, 0.0218),

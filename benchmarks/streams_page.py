@@ -135,7 +135,7 @@ def against_same_step(records: list[dict]) -> dict:
 
 
 def told_real(records: list[dict]) -> str:
-    """Where D_RTRL is better than the gradient of the same step, and than all that needs none."""
+    """Where D_RTRL is better than the gradient of the same step, and where nothing recurrent is."""
     each, found = against_same_step(records), by_name(records)
     gains = [f'{name} ({net})' for (name, net), (r, p) in each.items() if r < 1 and p < 0.05]
     losses = [f'{name} ({net})' for (name, net), (r, p) in each.items() if r > 1 and p < 0.05]
@@ -145,10 +145,19 @@ def told_real(records: list[dict]) -> str:
         ours = min(score((f'next {name}', net, row)) for net in NETWORKS for row in ONLINE)
         if min(score((f'next {name}', ALONE, row)) for row in BESIDE) < ours:
             beaten.append(name)
-    text = f'D_RTRL is better than the same step on {", ".join(gains) or "none"}'
-    text += f', worse on {", ".join(losses) or "none"}, and the rest is within the noise of ten'
-    text += f' seeds (Wilcoxon, Holm, 0.05); on {", ".join(beaten) or "none"} a linear model, a'
-    return text + ' reservoir or the last sample is better than every network.'
+    stops = [
+        mean(found[f'next {name}', net, 'D_RTRL, frozen']['scores'])
+        / mean(found[f'next {name}', net, 'D_RTRL']['scores'])
+        for name, net in each
+    ]
+    return (
+        f'On these sequences credit through time buys nothing: of {len(each)} pairs D_RTRL is '
+        f'better than the gradient of the same step on {", ".join(gains) or "none"} and worse on '
+        f'{", ".join(losses) or "none"} (Wilcoxon, Holm, 0.05). Learning on buys much: a network '
+        f'that stops after the first tenth ends with {min(stops):.1f} to {max(stops):.1f} times '
+        f'the error. On {", ".join(beaten) or "none"} a reservoir, a linear model or the last '
+        'sample is better than every network here.'
+    )
 
 
 def real_table(records: list[dict]) -> str:
