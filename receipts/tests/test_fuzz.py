@@ -29,7 +29,7 @@ from braintrace_receipts.schema import with_arrays
 from making import deep, get, places, put
 
 VERDICTS = {'rederived', 'consistent', 'skipped', 'failed', 'malformed'}
-BLOCK, GATE, NIGHT = 250, 2, 20  # changes of a block; blocks of the gate; of the night
+BLOCK, GATE, NIGHT = 250, 1, 20  # changes of a block; blocks of the gate; of the night
 ALL_RUNS = (
     dict(cell='rnn', optimizer='adam-decay', sealed=True),
     dict(cell='lif', readout='linear', loss='softmax_ce', optimizer='momentum'),
