@@ -17,6 +17,7 @@ from .._signatures import is_int, public
 from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner
+from ..functional._named import named
 from ._loop import Loop
 from ._models import HELD, long_term_states, made
 from ._task import Task, check_draw, check_real, check_whole
@@ -109,7 +110,7 @@ class Run:
 def run(
     task: Task,
     model: Callable[[int], Any],
-    rule: Rule | None,
+    rule: Rule | str | None,
     optimizer,
     updates: int | None = None,
     seeds: Iterable[int] = (0,),
@@ -135,8 +136,9 @@ def run(
         states and in arrays that they hold, such as a wiring, and triples in params and carry;
         others are refused. Its outputs are those that the task asks for, or a pair of them and
         whatever ``penalty`` reads.
-    rule : Rule or None
-        A value of :mod:`braintrace.rules`; None: back-propagation through time.
+    rule : Rule, str or None
+        A value of :mod:`braintrace.rules`, or the name of one that needs no arguments; None:
+        back-propagation through time.
     optimizer : optax.GradientTransformation
         Nothing else is clipped.
     updates : int, optional
@@ -178,7 +180,7 @@ def run(
     Examples
     --------
     >>> import brainstate, optax
-    >>> from braintrace import nn, rules, tasks
+    >>> from braintrace import nn, tasks
     >>> task = tasks.adding(4)
     >>> class Network(brainstate.nn.Module):
     ...     def __init__(self):
@@ -187,11 +189,12 @@ def run(
     ...     def update(self, x):
     ...         return self.readout(self.cell(x))
     >>> model, adam = lambda seed: Network(), optax.adam(1e-2)
-    >>> found = tasks.run(task, model, rules.d_rtrl(), adam, updates=100, seeds=(1, 2))
+    >>> found = tasks.run(task, model, 'd_rtrl', adam, updates=100, seeds=(1, 2))
     >>> found.scores.shape, bool((found.scores < task.floor / 2).all())
     ((2,), True)
     """
     options = Options(batch_size, window, update_every, penalty)
+    rule = named(rule) if isinstance(rule, str) else rule
     _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
     check_draw(task, batch_size)
@@ -256,7 +259,8 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
     if rule is not None and not isinstance(rule, Rule):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '
-            'braintrace.rules.d_rtrl(), or None for back-propagation through time.'
+            "braintrace.rules.d_rtrl(), the name of one ('d_rtrl'), or None for back-propagation "
+            'through time.'
         )
     check_optimizer(optimizer)
     window, every = options.window, options.every

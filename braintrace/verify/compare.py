@@ -128,9 +128,9 @@ def compare_rules(
         Time in axis 0; a plain tuple ``xs`` holds several inputs.
     loss_fn : function
         ``loss_fn(output, target)``, the loss of one step, a real scalar.
-    rules : sequence of Rule, optional
-        By default eight of :mod:`braintrace.rules`, without those that do not fit the model or have
-        a trace of more than 256 MiB; ``left_out`` names them.
+    rules : sequence of Rule or str, optional
+        Values of :mod:`braintrace.rules` or their names; by default eight, without those that do
+        not fit the model or have a trace of more than 256 MiB; ``left_out`` names them.
     memory : int, optional
         Cut the sequence into pieces of so many steps, each with an empty trace: the true gradient
         looks back to the start of its piece. By default the whole sequence is one.
@@ -151,7 +151,7 @@ def compare_rules(
     >>> import braintrace, jax, jax.numpy as jnp
     >>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
     >>> loss = lambda output, target: jnp.mean(output**2)
-    >>> some = [braintrace.rules.same_step(), braintrace.rules.d_rtrl()]
+    >>> some = ['same_step', 'd_rtrl']
     >>> model = braintrace.nn.MinGRUCell(2, 4)
     >>> learner = braintrace.compile(model, 'D_RTRL', xs[0], batch_size=3, seed=0)
     >>> found = braintrace.verify.compare_rules(learner, xs, xs, loss, some, bound=0.999)
