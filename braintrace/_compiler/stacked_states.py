@@ -13,7 +13,7 @@ from .equations import Equation, identity, moved_operands
 from .primitives import NONE
 from .program import dataflow as flow
 from .program.flatten import extending
-from .program.leaves import Parts, Split, grid
+from .program.leaves import ComplexParts, Split, grid
 from .program.program import Elements, Program, alive, forward_copies, moved_elements, renamed
 
 # assembly -----------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Origins:
 # The program in which some leaves of the carry are several hidden states.
 
 
-def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
+def rewritten(program: Program, splits: Mapping[int, Split | ComplexParts]) -> Program:
     """The program with these leaves split, by position in its carry."""
     given = {program.carry[c]: s.numbers for c, s in splits.items() if isinstance(s, Split)}
     labels, build = Origins(program, given).labels, extending(program)
@@ -277,10 +277,10 @@ def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
         weak = getattr(aval, 'weak_type', False)
         return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
 
-    def together(s: Split | Parts, pieces: Sequence[int], where: str) -> int:
+    def together(s: Split | ComplexParts, pieces: Sequence[int], where: str) -> int:
         return build.traced(lambda *p: s.together(p), pieces, where)[0]
 
-    def piece(value: int, s: Split | Parts, k: int, where: str) -> int:
+    def piece(value: int, s: Split | ComplexParts, k: int, where: str) -> int:
         todo = [value]
         while todo:
             v = todo[-1]
@@ -370,7 +370,7 @@ def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
 class MustSplit(Exception):
     """Leaves of the carry that must be split like their partners; None: that must stay whole."""
 
-    def __init__(self, splits: Mapping[int, Split | Parts | None]):
+    def __init__(self, splits: Mapping[int, Split | ComplexParts | None]):
         super().__init__(*splits)
         self.splits = splits
 
@@ -386,10 +386,10 @@ def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
             f'{where}: the step is not holomorphic in {names}, complex hidden states that stand in '
             'one array with others. Keep each of them in an array of its own.'
         )
-    raise MustSplit({leaf: Parts(program.leaf_avals[leaf]) for leaf in leaves})
+    raise MustSplit({leaf: ComplexParts(program.leaf_avals[leaf]) for leaf in leaves})
 
 
-def taken_apart(program: Program, splits: Mapping[int, Split | Parts | None]) -> Program:
+def taken_apart(program: Program, splits: Mapping[int, Split | ComplexParts | None]) -> Program:
     """The program with every leaf split that holds several states, and all in ``splits``.
 
     A leaf that has None there stays whole.

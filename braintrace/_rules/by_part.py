@@ -24,14 +24,14 @@ class Parts(tuple[tuple[str, Any], ...]):
         return repr(dict(self))
 
 
-class Part(NamedTuple):
+class Member(NamedTuple):
     """A rule, and the step with the ops and relations that are its own."""
 
     rule: Windowed
     graph: ETraceGraph
 
     @classmethod
-    def of(cls, rule: Windowed, graph: ETraceGraph, keys: frozenset[str]) -> Part:
+    def of(cls, rule: Windowed, graph: ETraceGraph, keys: frozenset[str]) -> Member:
         graph = graph.restricted(keys)
         return cls(rule if graph.hidden_param_op_relations else NoHistory(), graph)
 
@@ -162,8 +162,8 @@ class ByPart(Windowed):
             f'{", ".join(keys)} by {rule!r}' for _, rule, keys in self.chosen(graph) if keys
         )
 
-    def _split(self, graph: ETraceGraph) -> list[Part]:
-        return [Part.of(rule, graph, frozenset(keys)) for _, rule, keys in self.chosen(graph)]
+    def _split(self, graph: ETraceGraph) -> list[Member]:
+        return [Member.of(rule, graph, frozenset(keys)) for _, rule, keys in self.chosen(graph)]
 
     # the protocol ---------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class ByPart(Windowed):
         return d, {key: df[key] for part in parts for key in part.own(df)}
 
     def init(self, graph):
-        def one(part: Part) -> Trace:
+        def one(part: Member) -> Trace:
             if part.rule.traces:
                 return part.rule.init(part.graph)
             return by_pair(part.graph, lambda pair: {})
@@ -262,7 +262,7 @@ class ByPart(Windowed):
             found += of_part[1]
         return stored, found
 
-    def _pending(self, graph: ETraceGraph, pending) -> Iterator[tuple[Part, Any]]:
+    def _pending(self, graph: ETraceGraph, pending) -> Iterator[tuple[Member, Any]]:
         """Each part, and the steps that are pending in it."""
         parts = self._split(graph)
         return zip(parts, (None,) * len(parts) if pending is None else pending, strict=True)

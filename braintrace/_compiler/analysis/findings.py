@@ -9,7 +9,7 @@ from .. import equations as lb
 from ..equations import END, is_bent, is_inexact, rounds
 from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
 from ..program import dataflow as flow
-from ..program.leaves import Parts, Split, path_name
+from ..program.leaves import ComplexParts, Split, path_name
 from ..program.program import Program
 from ..stacked_states import MustSplit, chain, read_apart
 from .leaks import leaks
@@ -41,7 +41,7 @@ def split_alike(program: Program, positions: Positions, kept: Collection[int]) -
                     if program.splits[whole] is not None or split is None:
                         continue
                     if split.aval.shape == aval.shape:
-                        alike: Split | Parts = Parts(aval)
+                        alike: Split | ComplexParts = ComplexParts(aval)
                         if isinstance(split, Split):
                             alike = Split(aval, split.places)
                         raise MustSplit({part: None} if whole in kept else {whole: alike})

@@ -185,7 +185,7 @@ class Split:
         return None
 
 
-class Parts:
+class ComplexParts:
     """Complex numbers as two pieces: real parts and imaginary parts."""
 
     names = 're', 'im'

@@ -15,7 +15,7 @@ import numpy as np
 from ..._etrace_op import is_etp_primitive
 from ..equations import BEGIN, END, Equation, Region, is_inexact, moved, moved_operands
 from ..primitives import NONE
-from .leaves import Parts, Split, path_name
+from .leaves import ComplexParts, Split, path_name
 
 # program ------------------------------------------------------------------------------------------
 #
@@ -51,7 +51,7 @@ class Program:
     trainable: tuple[int, ...]
     trees: dict[str, Any]
     leaf_keys: tuple[tuple[str, ...], ...]
-    splits: tuple[Split | Parts | None, ...]
+    splits: tuple[Split | ComplexParts | None, ...]
     to_mark: tuple[int, ...] | None = None
     virtual: int = 0
     raw_keys: frozenset[tuple[str, ...]] = frozenset()
