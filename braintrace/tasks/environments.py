@@ -154,7 +154,8 @@ def chain(length: int = 20, distractors: int = 0) -> Environment:
 
 def repeat_previous(back: int = 4, steps: int = 51, symbols: int = 4) -> Environment:
     """Name the symbol of ``back`` steps ago, from step ``back`` on (RepeatPrevious of POPGym: Morad
-    et al. 2023, arXiv:2303.01859; its Easy has 4 steps back and a deck of 52 cards).
+    et al. 2023, arXiv:2303.01859; its Easy counts the present step, so it is ``back=3`` here, and
+    has a deck of 52 cards).
 
     Inputs: the present symbol, one-hot; the symbols are independent. Rewards add up to 1 where all
     are right and to -1 where none is; the return of who guesses is ``2 / symbols - 1``.
@@ -288,9 +289,9 @@ def concentration() -> Environment:
     Actions: the card to turn over.
 
     Inputs: of each card whether it is red, black or hidden. The second card of a pair has the
-    reward 2/52, a second card that is none -1/52, a card of a pair that was found -1/104; two cards
-    that are no pair are seen until the next action. An episode ends when all are found, or after
-    104 steps.
+    reward 2/52, any other second card -1/52, a first card of a pair that was found -1/104; two
+    cards that are no pair are seen until the next action. An episode ends when all are found, or
+    after 104 steps.
     """
 
     def reset(key: Array):
@@ -304,12 +305,12 @@ def concentration() -> Environment:
     def step(key: Array, s, action: Array):
         up = jnp.where(s['up'][1] >= 0, -1, s['up'])  # two that are no pair are turned down
         first, old = up[0], s['found'][action]
-        second = ~old & (first >= 0)
-        pair = second & (first != action) & (s['cards'][first] == s['cards'][action])
+        second, alike = first >= 0, s['cards'][first] == s['cards'][action]
+        pair = second & alike & ~old & (first != action)
         found = s['found'].at[jnp.stack([first, action])].max(pair)
-        reward = pair * 2 / CARDS - (second & ~pair) / CARDS - old / (2 * CARDS)
+        reward = pair * 2 / CARDS - (second & ~pair) / CARDS - (old & ~second) / (2 * CARDS)
         turned = jnp.where(second, jnp.stack([first, action]), jnp.stack([action, -1]))
-        up = jnp.where(pair, -1, jnp.where(old, up, turned))
+        up = jnp.where(pair | (old & ~second), -1, turned)
         new = {'cards': s['cards'], 'found': found, 'up': up, 't': s['t'] + 1}
         return new, reward, found.all() | (new['t'] == 2 * CARDS)
 
