@@ -134,13 +134,6 @@ def cosine(row: dict) -> str:
     return ', '.join(told) or '-'
 
 
-def metered(found: Found) -> str:
-    """How many rows were metered, of those that the meter can read."""
-    rows = [row for s in found.there() for row in found.learnt(s).values()]
-    read = [row for row in rows if row.get('cosines')]
-    return f'{len(read)} of {len(rows)} rows'
-
-
 def tables(found: Found) -> str:
     return '\n\n'.join(
         folded(f'{told(s)}: {s.net}', budget(found, s), of_setting(found, s))
@@ -215,7 +208,7 @@ def agents() -> list[dict]:
 def page(records: dict) -> str:
     """The page, from its template."""
     found = Found(records)
-    parts = first, baseline, summary, ways, tables, metered, Records.state, Records.load
+    parts = first, baseline, summary, ways, tables, Records.state, Records.load
     values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
     values |= streams_page.page(kept(streams.PATH)['records'])
