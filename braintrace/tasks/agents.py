@@ -55,7 +55,8 @@ def eligibility(decay) -> Eligibility:
 
     Raises :class:`braintrace.errors.OptionError` for a ``decay`` or ``batch_size`` out of range;
     the functions raise :class:`braintrace.errors.StructureError` for arrays that do not fit the
-    trace.
+    trace, and for a decay that its dtype rounds to none: ``init`` of parameters in float32 makes a
+    trace in float32.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.tasks.agents import eligibility
@@ -80,15 +81,17 @@ def eligibility(decay) -> Eligibility:
         return jax.tree.map(zeros, params)
 
     def update(z, grads, going_on):
-        going_on = jnp.asarray(going_on)
+        going_on = jnp.asarray(going_on, float)
         _check_batch(z, going_on, 'going_on')
         _check_grads(z, grads)
+        single = jax.tree.structure(decay) == jax.tree.structure(0)
+        decays = jax.tree.map(lambda _: decay, z) if single else decay
+        _check_decays(z, decays)
 
-        def added(e, g, decay=decay):
+        def added(e, g, decay):
             return (_rows(decay * going_on, e) * e + g).astype(e.dtype) if is_inexact(e) else e
 
-        decays = () if jax.tree.structure(decay) == jax.tree.structure(0) else (decay,)
-        return jax.tree.map(added, z, grads, *decays)
+        return jax.tree.map(added, z, grads, decays)
 
     def weigh(z, delta):
         delta = jnp.asarray(delta)
@@ -134,8 +137,9 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
             raise OptionError('obgd needs the TD errors: `update(z, state, params, delta=delta)`.')
         delta = jnp.asarray(delta)
         _check_batch(z, delta, 'delta')
-        # a sum of half-precision numbers would overflow
-        sizes = [jnp.abs(e).astype(delta.dtype) for e in jax.tree.leaves(z) if is_inexact(e)]
+        # a sum of half-precision numbers would overflow, and one of integers is 0
+        wide = jnp.result_type(delta, jnp.zeros(()))
+        sizes = [jnp.abs(e).astype(wide) for e in jax.tree.leaves(z) if is_inexact(e)]
         size = sum(e.reshape(len(e), -1).sum(1) for e in sizes)
         bound = 1 / (kappa * jnp.maximum(jnp.abs(delta), 1) * size)
         alpha = jnp.minimum(rate, bound)  # where z is 0 the bound is infinite
@@ -154,12 +158,12 @@ def _is_number(value, holds: Callable) -> bool:
 
 def _rows(weights, e):
     """One weight for each sample, along the axes of ``e``."""
-    return weights.reshape(weights.shape + (1,) * (e.ndim - weights.ndim)).astype(e.dtype)
+    return weights.reshape(weights.shape + (1,) * (e.ndim - weights.ndim))
 
 
 def _mean(weights, e):
     """The mean over samples of ``weights e``; of an integer parameter 0."""
-    return jnp.tensordot(weights.astype(e.dtype), e, 1) / len(e) if is_inexact(e) else e[0]
+    return (jnp.tensordot(weights, e, 1) / len(e)).astype(e.dtype) if is_inexact(e) else e[0]
 
 
 def _check_batch(z, x, what: str) -> None:
@@ -172,6 +176,27 @@ def _check_batch(z, x, what: str) -> None:
             f'{what} has shape {list(jnp.shape(x))}, and the trace {shapes}: give one number for '
             'each sample, and a trace whose axis 0 is these samples.'
         )
+
+
+def _check_decays(z, decays) -> None:
+    """Refuse another tree than the trace's, and a decay too near to 1 for the dtype of a leaf."""
+    here: Any = jax.tree.structure(z)
+    if here != jax.tree.structure(decays):
+        raise StructureError(
+            f'decay is {decays!r}, a tree of another structure than the trace: give one number, or '
+            'a tree like params.'
+        )
+    for (path, e), decay in zip(
+        jax.tree_util.tree_leaves_with_path(z), jax.tree.leaves(decays), strict=True
+    ):
+        if not is_inexact(e) or isinstance(decay, Tracer) or float(decay) == 1:
+            continue
+        if 1 - float(decay) < jnp.finfo(e.dtype).eps / 2:
+            raise StructureError(
+                f'the trace of {param_name(path)} is {describe_aval(e)}, which a decay of {decay} '
+                'leaves as it is, because the product rounds to what was there. Give init '
+                'parameters in float32.'
+            )
 
 
 def _check_grads(z, grads) -> None:

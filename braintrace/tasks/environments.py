@@ -26,6 +26,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import io_callback
 
+from .._jax import Tracer
 from .._public_names import lacking as _lacking
 from ..errors import OptionError, StructureError
 from ._task import check_whole
@@ -107,12 +108,7 @@ def vector(env: Environment) -> VectorEnvironment:
 
     def step(key: Array, states, actions):
         batch = len(jax.tree.leaves(states)[0])
-        shape, dtype = jnp.shape(actions), jnp.result_type(actions)
-        if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
-            raise StructureError(
-                f'{env.name}: actions are {dtype}{list(shape)}; give a whole number for each of '
-                f'{batch} samples, from 0 to {env.actions - 1}.'
-            )
+        actions = _whole(env, actions, batch)
         keys = jax.random.split(key, batch)
         states, rewards, done = jax.vmap(one)(keys, states, actions)
         return states, jnp.asarray(rewards, float), jnp.asarray(done, bool)
@@ -515,12 +511,14 @@ def from_gymnax(name: str, **options) -> Environment:
 
 def from_gymnasium(name: str, batch: int, **options) -> VectorEnvironment:
     """A batch of an environment of gymnasium with a finite number of actions, which runs in Python
-    behind a callback: under ``jit`` and ``scan``, not under ``vmap``. ``options`` are those of
-    ``gymnasium.make``. What is done starts again within the step.
+    behind a callback: under ``jit`` and ``scan``. Under ``vmap``, where all would act in the same
+    environments, JAX refuses it. ``options`` are those of ``gymnasium.make``. What is done starts
+    again within the step. Observations are flat as ``gymnasium.spaces.flatten`` makes them, symbols
+    one-hot; ``observe`` gives what ``reset`` and ``step`` return.
 
     Needs gymnasium: ``pip install 'braintrace-online[rl]'``. Raises
-    :class:`braintrace.errors.OptionError` for other actions, and for observations that are no
-    array of numbers.
+    :class:`braintrace.errors.OptionError` for other actions, and for observations without a fixed
+    length.
     """
     check_whole('batch', batch)
     try:
@@ -534,10 +532,13 @@ def from_gymnasium(name: str, batch: int, **options) -> VectorEnvironment:
         envs = [gymnasium.make(name, **options) for _ in range(batch)]
     except (gymnasium.error.Error, TypeError) as error:
         raise OptionError(f'gymnasium does not make {name!r} with {options}: {error}') from error
-    shape, actions = envs[0].observation_space.shape, getattr(envs[0].action_space, 'n', None)
-    if actions is None or shape is None:
-        raise OptionError(f'{name} has other actions than a finite number, or no array to see.')
-    inputs, flat = math.prod(shape), lambda x: np.asarray(x, np.float32).ravel()
+    spaces, space, acts = gymnasium.spaces, envs[0].observation_space, envs[0].action_space
+    if not isinstance(acts, spaces.Discrete) or not space.is_np_flattenable:
+        raise OptionError(
+            f'{name} has the actions {acts} and the observations {space}; only a finite number of '
+            'actions can be chosen from, by observations of a fixed length.'
+        )
+    inputs, flat = spaces.flatdim(space), lambda x: np.asarray(spaces.flatten(space, x), np.float32)
 
     def begin(seed):
         return np.stack([flat(env.reset(seed=int(seed) + k)[0]) for k, env in enumerate(envs)])
@@ -545,7 +546,7 @@ def from_gymnasium(name: str, batch: int, **options) -> VectorEnvironment:
     def play(seen, actions):
         rows = []
         for env, action in zip(envs, actions):
-            seen, reward, terminated, truncated, _ = env.step(int(action))
+            seen, reward, terminated, truncated, _ = env.step(int(action + acts.start))
             done = terminated or truncated
             rows.append((flat(env.reset()[0] if done else seen), np.float32(reward), done))
         return tuple(map(np.stack, zip(*rows)))
@@ -556,12 +557,15 @@ def from_gymnasium(name: str, batch: int, **options) -> VectorEnvironment:
     def reset(key: Array, size: int = batch):
         if size != batch:
             raise OptionError(f'{name} was made for a batch of {batch}, not of {size}.')
-        return io_callback(begin, seen, jax.random.randint(key, (), 0, 2**30))
+        seed = jax.random.randint(key, (), 0, 2**30)
+        return io_callback(begin, seen, seed, ordered=True).astype(float)
 
     def step(key: Array, states, actions):
-        return io_callback(play, (seen, *paid), states, actions)
+        actions = _whole(one, actions, batch)
+        states, rewards, done = io_callback(play, (seen, *paid), states, actions, ordered=True)
+        return states.astype(float), rewards.astype(float), done
 
-    one = Environment(name, inputs, int(actions), reset, lambda s: s, step)
+    one = Environment(name, inputs, int(acts.n), reset, lambda s: s, step)
     return VectorEnvironment(one, reset, lambda states: states, step)
 
 
@@ -572,6 +576,22 @@ def _deck(key: Array, symbols: int) -> Array:
 
 def _sign(right: Array) -> Array:
     return jnp.where(right, 1.0, -1.0)
+
+
+def _whole(env: Environment, actions, batch: int) -> Array:
+    """Actions as signed integers; under a transformation their values are not known."""
+    shape, dtype = jnp.shape(actions), jnp.result_type(actions)
+    fit = shape == (batch,) and jnp.issubdtype(dtype, jnp.integer)
+    found = f'{dtype}{list(shape)}'
+    if fit and not isinstance(actions, Tracer):
+        low, high = int(np.min(actions)), int(np.max(actions))
+        fit, found = 0 <= low and high < env.actions, f'{found} from {low} to {high}'
+    if not fit:
+        raise StructureError(
+            f'{env.name}: actions are {found}; give a whole number for each of {batch} samples, '
+            f'from 0 to {env.actions - 1}.'
+        )
+    return jnp.asarray(actions, int)
 
 
 def _check(env: Environment) -> None:

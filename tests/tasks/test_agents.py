@@ -128,6 +128,25 @@ def test_a_bounded_step_is_part_of_a_chain_of_optax():
     assert_close(updates['w'], 2 * alone['w'])
 
 
+@pytest.mark.parametrize('dtype', ['int32', 'float16', 'bfloat16', 'float32'])
+def test_a_bounded_step_is_that_of_the_paper_in_any_dtype(dtype):
+    """The size of z, 409600, is above the largest float16, and the step below its resolution."""
+    z = {'w': jnp.full((1, 4096), 100, 'float16' if dtype == 'float16' else 'float32')}
+    updates, _ = obgd(1.0, 2.0).update(z, None, delta=jnp.array([3], dtype))
+    np.testing.assert_allclose(updates['w'], 3 * 100 / (2 * 3 * 409600), rtol=2e-3)
+
+
+def test_a_trace_in_bfloat16_fades_by_its_decay_and_not_by_the_nearest_bfloat16():
+    held = {'w': jnp.full((1, 2), 256, jnp.bfloat16)}
+    z = eligibility(0.983).update(held, {'w': jnp.zeros((1, 2))}, jnp.ones(1, jnp.bfloat16))
+    assert z['w'].dtype == jnp.bfloat16 and z['w'].tolist() == [[252, 252]]  # of 251.6
+    text = r'trace of w is bfloat16.*a decay of 0.999.*float32'
+    for decay in (0.999, jnp.float32(0.999)):
+        with pytest.raises(StructureError, match=text):
+            jax.jit(eligibility(decay).update)(held, held, jnp.ones(1))
+    assert eligibility(1.0).update(held, held, jnp.ones(1))['w'].tolist() == [[512, 512]]
+
+
 def test_the_gradients_of_heads_fit():
     cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w'], p['b']))
     learner, p, x = functional.online(cell), params(), drawn(B, 2)
@@ -162,6 +181,11 @@ WRONG = {
     ),
     'batch': (lambda: eligibility(0.9).init(params(), 0), OptionError, 'batch_size is 0'),
     'text': (lambda: eligibility('a'), OptionError, "decay is 'a'"),
+    'a tree of other decays': (
+        lambda: updated(decay={'w': 0.9}),
+        StructureError,
+        r"decay is \{'w': 0.9\}, a tree of another structure",
+    ),
     'delta': (
         lambda: eligibility(0.9).weigh(updated(), jnp.ones(())),
         StructureError,
@@ -170,8 +194,8 @@ WRONG = {
 }
 
 
-def updated(given=None, going_on=None):
-    z_of, going_on = eligibility(0.9), jnp.ones(B) if going_on is None else going_on
+def updated(given=None, going_on=None, decay=0.9):
+    z_of, going_on = eligibility(decay), jnp.ones(B) if going_on is None else going_on
     return z_of.update(z_of.init(params(), B), given or grads(), going_on)
 
 

@@ -294,6 +294,42 @@ def test_an_environment_of_gymnasium_acts_behind_a_callback():
     assert np.abs(seen[ended, 0]).max() <= 0.05, 'what is seen with the flag is of a new episode'
 
 
+def test_symbols_of_gymnasium_are_one_hot_and_its_actions_begin_at_0():
+    gymnasium = pytest.importorskip('gymnasium')
+
+    class Card(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(4)
+        action_space = gymnasium.spaces.Discrete(3, start=-1)
+
+        def reset(self, seed=None, options=None):
+            return 2, {}
+
+        def step(self, action):
+            return 3, float(action), False, False, {}
+
+    gymnasium.register('Card-v0', Card)
+    try:
+        env = environments.from_gymnasium('Card-v0', 2)
+    finally:
+        del gymnasium.registry['Card-v0']
+    assert (env.env.inputs, env.env.actions) == (4, 3)
+    seen = env.reset(jax.random.key(0))
+    assert seen.tolist() == [[0, 0, 1, 0]] * 2
+    seen, rewards, _ = env.step(jax.random.key(0), seen, jnp.array([0, 2]))
+    assert seen.tolist() == [[0, 0, 0, 1]] * 2 and rewards.tolist() == [-1, 1]
+
+
+def test_seeds_do_not_share_the_environments_of_gymnasium():
+    pytest.importorskip('gymnasium')
+    env, key = environments.from_gymnasium('CartPole-v1', 2), jax.random.key(0)
+    with pytest.raises(ValueError, match='vmap'):
+        jax.vmap(env.reset)(jax.random.split(key, 3))
+    states = env.reset(key)
+    for actions in ([1, 1, 0], [0.7, 0.2], [2, 2], 1):
+        with pytest.raises(StructureError, match='each of 2 samples, from 0 to 1'):
+            env.step(key, states, jnp.array(actions))
+
+
 def test_what_gymnasium_does_not_give_is_refused(monkeypatch):
     pytest.importorskip('gymnasium')
     with pytest.raises(OptionError, match="does not make 'nothing'"):
@@ -348,11 +384,20 @@ def test_functions_that_do_not_fit_are_refused(name):
         vector(env)
 
 
-@pytest.mark.parametrize('actions', [0, [0, 1, 1], [0.0, 1.0], [[0, 1], [1, 0]]], ids=str)
+@pytest.mark.parametrize(
+    'actions', [0, [0, 1, 1], [0.0, 1.0], [[0, 1], [1, 0]], [0, 2], [-1, 0]], ids=str
+)
 def test_actions_are_one_whole_number_for_each_sample(actions):
     env = vector(environments.chain(3))
     with pytest.raises(StructureError, match='each of 2 samples, from 0 to 1'):
         env.step(jax.random.key(0), env.reset(jax.random.key(1), 2), jnp.array(actions))
+
+
+def test_unsigned_actions_are_those_numbers():
+    env = vector(environments.pendulum())
+    states = env.reset(jax.random.key(0), 2)
+    step = lambda kind: env.step(jax.random.key(1), states, jnp.zeros(2, kind))[0]['x']
+    np.testing.assert_array_equal(step(jnp.uint8), step(int))
 
 
 LENGTHS = 'chain', 't_maze', 'repeat_first', 'autoencode', 'reversal', 'trace_conditioning'
