@@ -43,7 +43,7 @@ class Pure(NamedTuple):
 
 
 def made(
-    model: Callable, seeds: tuple[int, ...], rule: Rule | None, first: jax.Array
+    model: Callable, seeds: tuple[int, ...], rule: Rule | str | None, first: jax.Array
 ) -> tuple[OnlineLearner, Any, Any]:
     """``(learner, params, carry)`` of ``model(seed)``, for inputs like ``first``; the learner is
     that of the first seed, params and carry have the seeds in axis 0.

@@ -17,7 +17,6 @@ from .._signatures import is_int, public
 from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner
-from ..functional._named import named
 from ._loop import Loop
 from ._models import HELD, long_term_states, made
 from ._task import Task, check_draw, check_real, check_whole
@@ -194,7 +193,6 @@ def run(
     ((2,), True)
     """
     options = Options(batch_size, window, update_every, penalty)
-    rule = named(rule) if isinstance(rule, str) else rule
     _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
     check_draw(task, batch_size)
@@ -256,7 +254,7 @@ def _numbers(seeds) -> tuple[int, ...]:
 def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
     if not isinstance(task, Task):
         raise OptionError(f'task is {task!r}; give a Task, such as braintrace.tasks.adding(100).')
-    if rule is not None and not isinstance(rule, Rule):
+    if rule is not None and not isinstance(rule, Rule | str):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '
             "braintrace.rules.d_rtrl(), the name of one ('d_rtrl'), or None for back-propagation "
