@@ -88,9 +88,9 @@ def td_error(before: Before, value, discount):
 
 def fading(discount, *lambdas) -> list:
     """Discount times each lambda."""
-    for lam in lambdas:
-        if not 0 <= lam <= 1:
-            raise OptionError(f'lambda is {lam!r}; give a number from 0 to 1.')
+    for name, value in (('discount', discount), *(('lambda', lam) for lam in lambdas)):
+        if not 0 <= value <= 1:
+            raise OptionError(f'{name} is {value!r}; give a number from 0 to 1.')
     return [discount * lam for lam in lambdas]
 
 
@@ -237,6 +237,8 @@ def qrc_lambda(
     z_of, adam = eligibility(*fading(discount, lam)), optax.adam(rate)
 
     def init(params, seen):
+        if second not in (modules := {path[0] for path in functional.flatten_paths(params)}):
+            raise OptionError(f'second is {second!r}; name the module of h, of {sorted(modules)}.')
         z, x = z_of.init(params, len(seen)), jnp.zeros(len(seen))
         more = {'z': z, 'x': x, 'known': z, 'moments': adam.init(params)}
         return begun(learner, params, carry, seen) | more
@@ -291,13 +293,16 @@ def actor_critic(
     weights that have a trace of the rule (three decays as in RTRRL: Lemmel and Grosu 2025,
     arXiv:2311.04830). The network has two heads: the policy's logits, and one value.
     """
-    (*of_heads, of_cell), adam = fading(discount, *lambdas), clipped_adam(rate)
+    (of_actor, of_critic, of_cell), adam = fading(discount, *lambdas), clipped_adam(rate)
 
     def traces(params):
         """That of the actor and that of the critic, with a decay for each weight."""
         cell, *others = functional.partition(params, learner)
         fill = lambda value, tree: jax.tree.map(lambda _: value, tree)
-        decays = [(fill(of_cell, cell), *(fill(d, tree) for tree in others)) for d in of_heads]
+        decays = [
+            (fill(of_cell, cell), *(fill(d, tree) for tree in others))
+            for d in (of_actor, of_critic)
+        ]
         return [eligibility(functional.combine(*parts)) for parts in decays]
 
     def init(params, seen):
@@ -370,6 +375,11 @@ def ppo(
     grad = jax.vmap(learner.sequence_grad(loss, **how), (None, 0, 1, 1, None, (1, None)))
 
     def init(params, seen):
+        if not isinstance(window, int) or window < 1 or window * len(seen) < 2:
+            raise OptionError(
+                f'window is {window!r} and the batch {len(seen)}; an advantage is told from the '
+                'mean of a window, so give two steps or samples at least.'
+            )
         agent, none = begun(learner, params, carry, seen), jnp.zeros((window, len(seen)))
         steps = Step(jnp.zeros((window, *seen.shape)), none.astype(int), none, none, none)
         done = jnp.zeros((window + 1, len(seen)), bool)  # with that of the step before the window
@@ -421,8 +431,10 @@ def ppo(
 def normalised(agent: Agent, discount=0.99) -> Agent:
     """The agent with observations that have mean 0 and variance 1 by what was seen until now, and
     rewards over the deviation of the discounted return (stream-x: Elsayed et al. 2024,
-    arXiv:2410.14606; moments by Welford 1962, for a batch by Chan, Golub and LeVeque 1979).
+    arXiv:2410.14606; moments by Welford 1962, for a batch by Chan, Golub and LeVeque 1979). What
+    was always the same, but for rounding, keeps its scale.
     """
+    fading(discount)
 
     def counted(known, x):
         n, mean, squares = known
@@ -431,11 +443,12 @@ def normalised(agent: Agent, discount=0.99) -> Agent:
         return total, mean + off * len(x) / total, squares
 
     def deviation(known):
-        n, _, squares = known
-        return jnp.where(n > 1, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), 1.0) + 1e-8
+        n, mean, squares = known
+        varied = squares > n * (1e-6 * mean) ** 2
+        return jnp.where(varied, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), 1.0) + 1e-8
 
     def init(params, seen):
-        none = jnp.zeros(()), jnp.zeros(seen.shape[1]), jnp.zeros(seen.shape[1])
+        none = jnp.zeros(()), jnp.zeros(seen.shape[1:]), jnp.zeros(seen.shape[1:])
         of_return = (jnp.zeros(()),) * 3
         more = {'seen': none, 'paid': of_return, 'return': jnp.zeros(len(seen))}
         return {'agent': agent.init(params, seen), **more}
@@ -526,6 +539,8 @@ def train(
     """``(curves, seconds)`` of one program for all seeds: the score of each of 40 parts of the
     steps, ``(seeds, 40)``. ``agent(learner, carry)`` and ``model()`` make what learns.
     """
+    if steps < 40 * batch:
+        raise OptionError(f'steps is {steps}; give {40 * batch} at least, 40 for each sample.')
     env, params = environments.vector(env), []
     for seed in seeds:
         brainstate.random.seed(seed)
@@ -589,8 +604,10 @@ def main(argv=None, path=PICTURE):
     asked = parser.parse_args(argv)
     if asked.task.startswith('gymnax:'):
         env = environments.from_gymnax(asked.task.removeprefix('gymnax:'))
-    else:
+    elif asked.task in TASKS:
         env = TASKS[asked.task](asked.length)
+    else:
+        parser.error(f'--task is {asked.task!r}: give one of {", ".join(TASKS)}, or gymnax:NAME')
     make, heads = AGENTS[asked.agent]
     seeds = tuple(range(1, asked.seeds + 1))
     curves, seconds = train(

@@ -355,6 +355,24 @@ def test_the_normaliser_is_that_of_all_that_was_seen(agents):
         returns = returns * ~done[t]
 
 
+@pytest.mark.parametrize('batch', [1, 3, 8])
+def test_what_was_always_the_same_keeps_its_scale(agents, batch):
+    """Here each episode is one step, so every return is its reward."""
+    told, x = [], jnp.full((batch, 2), 0.1)
+    probe = agents.Agent(
+        lambda params, seen: {},
+        lambda agent, seen, key: (told.append(seen), 0),
+        lambda agent, acted, rewards, done: told.append(rewards) or agent,
+    )
+    agent = agents.normalised(probe, 0.9)
+    now = agent.init({}, x)
+    for _ in range(3):
+        _, acted = agent.act(now, x, None)
+        now = agent.update(now, acted, x[:, 0], jnp.ones(batch, bool))
+        np.testing.assert_allclose(told[-2], 0, atol=1e-12)
+        np.testing.assert_allclose(told[-1], 0.1, rtol=1e-6)
+
+
 def test_sparse_weights_cut_off_nine_tenths_of_the_inputs_of_each_unit(agents):
     weight = np.asarray(agents.sparse((20, 6)))
     assert (np.count_nonzero(weight, 0) == 2).all() and np.abs(weight).max() < 1 / np.sqrt(20)
@@ -397,6 +415,22 @@ def test_what_is_not_one_for_each_sample_is_refused(agents, name):
     _, acted = agent.act(now, x, jax.random.key(0))
     with pytest.raises(StructureError, match=text):
         agent.update(now, acted, rewards, done)
+
+
+def test_options_that_would_teach_nothing_are_refused(agents):
+    p, x = weights(('q', 'h'), (A, A)), drawn(1, I)
+    with pytest.raises(OptionError, match=r"second is 'theta'.*\['a', 'h', 'q', 'w'\]"):
+        agents.qrc_lambda(learner_of(('q', 'h')), jnp.zeros(H), second='theta').init(p, x)
+    for window in (0, 1, 2.5):
+        with pytest.raises(OptionError, match=f'window is {window} and the batch 1'):
+            agents.ppo(learner_of(('q', 'h')), jnp.zeros(H), window=window).init(p, x)
+    with pytest.raises(OptionError, match='steps is 79; give 80'):
+        agents.train(environments.chain(3), None, None, steps=79, batch=2)
+    for make in (agents.q_lambda, agents.ppo):
+        with pytest.raises(OptionError, match=r'discount is 1\.5'):
+            make(learner_of(('q',)), jnp.zeros(H), discount=1.5, lam=0.5)
+    with pytest.raises(OptionError, match=r'discount is 1\.5'):
+        agents.normalised(None, 1.5)
 
 
 @pytest.mark.parametrize('lam', [-0.1, 1.5])

@@ -183,8 +183,8 @@ def _check_decays(z, decays) -> None:
     here: Any = jax.tree.structure(z)
     if here != jax.tree.structure(decays):
         raise StructureError(
-            f'decay is {decays!r}, a tree of another structure than the trace: give one number, or '
-            'a tree like params.'
+            f'decay is {decays!r}, a tree of another structure than the trace. Give one number, or '
+            'one for each leaf of the params that `init` got.'
         )
     for (path, e), decay in zip(
         jax.tree_util.tree_leaves_with_path(z), jax.tree.leaves(decays), strict=True
