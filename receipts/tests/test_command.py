@@ -207,6 +207,14 @@ def test_what_cannot_be_read_is_told(call, code):
     assert error['error']['message'] in err and 'Traceback' not in err
 
 
+def test_of_several_problems_the_first_is_told_and_the_others_are_counted(call):
+    for gone, hint in ((1, ''), (2, 'and 1 problem more')):
+        value = receipt()
+        for name in ('run_id', 'step')[:gone]:
+            del value[name]
+        assert json.loads(call('verify', '-', '--json', stdin=value)[1])['error']['hint'] == hint
+
+
 def test_a_file_that_is_not_there_or_too_large_is_told(call, monkeypatch):
     code, out, err = call('verify', 'nowhere', '--json')
     assert (code, json.loads(out)['error']['retryable']) == (2, True) and 'nowhere' in err
