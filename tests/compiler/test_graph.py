@@ -84,6 +84,16 @@ def test_a_vector_weight_beside_a_batched_state_is_expanded():
     assert state.trace['leak']['carry']['weight'][0].shape == (B, N)
 
 
+def test_a_trace_with_the_batch_in_front_says_so_of_a_state_behind_a_change_of_shape():
+    def cell(p, h, x):
+        y = braintrace.matmul(x, p['w'])
+        return h, (0.5 * h.ravel() + y.ravel()).reshape(h.shape)
+
+    learner = functional.online(cell)
+    state = learner.init({'w': jnp.ones((3, 4))}, jnp.zeros((2, 4)), jnp.ones((2, 3)))
+    assert learner.graph.lanes == 2 and state.t.shape == (2,)
+
+
 def test_what_comes_into_a_loop_is_followed_into_its_next_iteration():
     def cell(w, h, x):
         y = drive(w, x, h)

@@ -113,6 +113,9 @@ def test_options_and_what_is_learned_are_part_of_it():
     assert 'parameters/w: float32[5, 3] trace when saved, float32[5, 3] frozen here' in differ[0]
     assert differ[1][0] == 'options/unroll: absent when saved, 7 here'
     assert ' at 0x' not in json.dumps(loops.fingerprint())  # it is alike in every process
+    assert functional.structure_diff({'ops': {'w': 'etp_mm'}}, {'ops': 'none'}) == [
+        "ops: {'w': 'etp_mm'} when saved, none here"
+    ]
 
 
 def members_of(file: io.BytesIO) -> dict[str, bytes]:
