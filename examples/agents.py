@@ -376,10 +376,7 @@ def ppo(
 
     def init(params, seen):
         if not isinstance(window, int) or window < 1 or window * len(seen) < 2:
-            raise OptionError(
-                f'window is {window!r} and the batch {len(seen)}; an advantage is told from the '
-                'mean of a window, so give two steps or samples at least.'
-            )
+            raise OptionError(f'window is {window!r} and the batch {len(seen)}; give two steps.')
         agent, none = begun(learner, params, carry, seen), jnp.zeros((window, len(seen)))
         steps = Step(jnp.zeros((window, *seen.shape)), none.astype(int), none, none, none)
         done = jnp.zeros((window + 1, len(seen)), bool)  # with that of the step before the window
@@ -520,7 +517,9 @@ AGENTS: dict[str, tuple[Callable, Callable]] = {  # and the heads of its network
 
 
 class Rows(NamedTuple):
-    """Steps, in rows of samples: rewards, flags, returns of the episode until now, values."""
+    """Steps, in rows of samples: rewards, flags, returns of the episode until now, values; of a
+    :func:`normalised` agent, whose values are in another unit, rewards instead.
+    """
 
     rewards: jax.Array
     done: jax.Array

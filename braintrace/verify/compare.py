@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -162,6 +162,8 @@ def compare_rules(
         raise OptionError(f'memory is {memory!r}; give None or an int >= 1, the steps of a piece.')
     if not is_int(directions, 20):
         raise OptionError(f'directions is {directions!r}; give an int >= 20.')
+    if rules is not None and (isinstance(rules, str) or not isinstance(rules, Iterable)):
+        raise OptionError(f'rules is {rules!r}; give a list of rules or of their names.')
     length = jnp.shape(jax.tree.leaves(xs)[0])[0]
     model, params, carry, xs = _pure(learner, params, carry, xs, length)
     size = length if memory is None else memory

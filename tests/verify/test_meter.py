@@ -400,7 +400,13 @@ def test_compare_rules_by_default_and_in_pieces():
 
 @pytest.mark.parametrize(
     'options, says',
-    [({'memory': 0}, 'memory'), ({'memory': 9}, 'has 6'), ({'directions': 2}, '20')],
+    [
+        ({'memory': 0}, 'memory'),
+        ({'memory': 9}, 'has 6'),
+        ({'directions': 2}, '20'),
+        ({'rules': 'd_rtrl'}, "rules is 'd_rtrl'; give a list"),
+        ({'rules': rules.d_rtrl()}, 'give a list of rules'),
+    ],
 )
 def test_compare_rules_refuses(options, says):
     with pytest.raises(OptionError, match=says):
