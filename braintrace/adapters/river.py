@@ -139,6 +139,13 @@ class _Online:
                     f'the model reads {list(read[0])} of brainstate.environ at each step, which '
                     'samples do not bring: keep it in a state of the model.'
                 )
+        said, _ = jax.eval_shape(self.learner.cell, params, carry, self._example)
+        if getattr(said, 'shape', None) != (1, self._outputs):
+            shapes = jax.tree.map(lambda x: list(x.shape), said)
+            raise OptionError(
+                f'the model returns {shapes}, and has to return an array of shape '
+                f'[1, {self._outputs}], as model(inputs, outputs={self._outputs}) asks.'
+            )
         optimizer = self.optimizer
         if optimizer is None:
             import optax
@@ -245,7 +252,7 @@ class OnlineRegressor(_Online, base.Regressor):
     - ``seed``: of the first parameters.
 
     Raises :class:`braintrace.errors.OptionError` for a feature or a target that is no number up to
-    1e18, and for a new feature.
+    1e18, for a new feature, and for a model of other outputs.
 
     >>> import optax
     >>> from braintrace import nn

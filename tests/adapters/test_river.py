@@ -234,6 +234,9 @@ def test_bad_models_and_labels_are_refused():
     reads_time = lambda i, o: brainstate.nn.Sequential(nn.GRUCell(i, 3), Clock(3, o))
     with brainstate.environ.context(dt=1.0, t=0.0), pytest.raises(OptionError, match=r"\['t'\]"):
         OnlineRegressor(reads_time).predict_one({'a': 1.0})
+    for kind, size in ((OnlineRegressor, 3), (OnlineClassifier, 1)):
+        with pytest.raises(OptionError, match=rf'returns \[1, {size}\], and has to return'):
+            kind(lambda i, o, size=size: leak(i, size)).learn_one({'a': 1.0}, 1.0)
     found = OnlineClassifier(leak)
     for label in 'ab':
         found.learn_one({'a': 1.0}, label)
