@@ -536,7 +536,8 @@ def train(
     env, agent, model, rule='d_rtrl', steps=200_000, batch=1, seeds=(1, 2, 3), score=of_episodes
 ):
     """``(curves, seconds)`` of one program for all seeds: the score of each of 40 parts of the
-    steps, ``(seeds, 40)``. ``agent(learner, carry)`` and ``model()`` make what learns.
+    steps, ``(seeds, 40)``. ``agent(learner, carry)`` and ``model()`` make what learns. Without a
+    rule, None, the gradient is that of the same step, and in PPO of its windows.
     """
     if steps < 40 * batch:
         raise OptionError(f'steps is {steps}; give {40 * batch} at least, 40 for each sample.')

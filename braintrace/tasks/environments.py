@@ -92,7 +92,9 @@ def vector(env: Environment) -> VectorEnvironment:
     """A batch of an environment, whose finished episodes start again within the step.
 
     Raises :class:`braintrace.errors.StructureError` for observations that are no floats of the
-    shape ``(inputs,)``, and for a ``step`` that does not return such a state, a reward and a flag.
+    shape ``(inputs,)``, and for a ``step`` that does not return such a state, a reward and a flag;
+    for actions that are not one whole number for each sample, and outside of ``jit``, where their
+    values are known, for one that is out of range.
     """
     _check(env)
 
@@ -580,9 +582,9 @@ def _sign(right: Array) -> Array:
 
 def _whole(env: Environment, actions, batch: int) -> Array:
     """Actions as signed integers; under a transformation their values are not known."""
-    shape, dtype = jnp.shape(actions), jnp.result_type(actions)
-    fit = shape == (batch,) and jnp.issubdtype(dtype, jnp.integer)
-    found = f'{dtype}{list(shape)}'
+    actions = jnp.asarray(actions)
+    fit = actions.shape == (batch,) and jnp.issubdtype(actions.dtype, jnp.integer)
+    found = f'{actions.dtype}{list(actions.shape)}'
     if fit and not isinstance(actions, Tracer):
         low, high = int(np.min(actions)), int(np.max(actions))
         fit, found = 0 <= low and high < env.actions, f'{found} from {low} to {high}'
@@ -591,7 +593,7 @@ def _whole(env: Environment, actions, batch: int) -> Array:
             f'{env.name}: actions are {found}; give a whole number for each of {batch} samples, '
             f'from 0 to {env.actions - 1}.'
         )
-    return jnp.asarray(actions, int)
+    return actions.astype(int)
 
 
 def _check(env: Environment) -> None:

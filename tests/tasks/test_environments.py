@@ -396,8 +396,8 @@ def test_actions_are_one_whole_number_for_each_sample(actions):
 def test_unsigned_actions_are_those_numbers():
     env = vector(environments.pendulum())
     states = env.reset(jax.random.key(0), 2)
-    step = lambda kind: env.step(jax.random.key(1), states, jnp.zeros(2, kind))[0]['x']
-    np.testing.assert_array_equal(step(jnp.uint8), step(int))
+    step = lambda actions: env.step(jax.random.key(1), states, actions)[0]['x']
+    np.testing.assert_array_equal(step(jnp.zeros(2, jnp.uint8)), step([0, 0]))
 
 
 LENGTHS = 'chain', 't_maze', 'repeat_first', 'autoencode', 'reversal', 'trace_conditioning'
