@@ -18,7 +18,7 @@
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
-#   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour and a half)
+#   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about two hours and a half)
 #   make nir            outputs of snnTorch and Norse beside those of their own NIR graphs, in an environment of its own (PyTorch, 5 GB);
 #                       NIR_GRAPHS=... is a folder with the published graphs
 #   make edge          exported steps compiled and run by IREE, in an environment of its own, and the tables of Learning without Python

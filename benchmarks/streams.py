@@ -606,13 +606,14 @@ def es(*decays: float) -> results.Way:
     return results.Way(f'ES_D_RTRL {", ".join(map(str, decays))}', lambda: rules.es_d_rtrl(given))
 
 
-MOST = [way for way in results.WAYS if way.name in ('same step, Adam', 'D_RTRL', results.BPTT)]
+TRIED = 'same step, Adam', 'D_RTRL', 'D_RTRL, whole credit', results.BPTT
+MOST = [way for way in results.WAYS if way.name in TRIED]
 DECAYS = [es(0.9), es(0.99), es(0.999), es(0.99, 0.9), es(0.9, 0.99)]
 RATED = 'LIF + ALIF 100, rates'
 TRIALS = {  # by task and net: the task, updates, learning rate, batch, test sequences, rows, seeds
     ('evidence 7', RATED): (tasks.evidence, 600, 1e-2, 32, 600, DECAYS, 3),
     **{
-        (name, net): (partial(lines, name != 'mnist1d'), 1500, 3e-3, 50, 1000, ways, 3)
+        (name, net): (partial(lines, name != 'mnist1d'), 4000, 5e-3, 50, 1000, ways, 3)
         for name in ('mnist1d', 'mnist1d, shuffled')
         for net, ways in (('GRU 64', MOST), ('LRU 64', MOST[1:2]))
     },
