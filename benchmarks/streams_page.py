@@ -20,6 +20,7 @@ from streams import (
     ROLLING,
     SYSTEMS,
     TRIALS,
+    rows,
 )
 
 
@@ -34,12 +35,12 @@ def spread(scores) -> str:
 
 
 def pairs(records: list[dict]) -> dict:
-    """Ours and theirs, mean and deviation, of all that both have."""
+    """Ours and theirs, mean and deviation, of all that both have; that of one seed is theirs."""
     found = {(r['task'], r['row']): r['scores'] for r in records if PLAIN in r['net']}
     return {
-        (name, row): (mean(found[name, row]), pstdev(found[name, row]), *given)
-        for name, rows in PUBLISHED.items()
-        for row, given in rows.items()
+        (name, row): (mean(found[name, row]), pstdev(found[name, row]) or given[1], *given)
+        for name, figures in PUBLISHED.items()
+        for row, given in figures.items()
         if (name, row) in found
     }
 
@@ -106,8 +107,7 @@ def compared(records: list[dict], pairs: dict) -> dict:
 
 def rules_apart(records: list[dict]) -> str:
     """Which of the published series tell SnAp-1 from the gradient of the same step."""
-    rows = {name: [(name, PLAIN, row) for row in FEW[:2]] for name in SYSTEMS}
-    each = compared(records, rows)
+    each = compared(records, {s: [(s, PLAIN, row) for row in FEW[:2]] for s in SYSTEMS})
     told = [f'{name} ({100 * (1 - r):.0f} %)' for name, (r, p) in each.items() if p < 0.05 > r - 1]
     same = [name for name, (_, p) in each.items() if p >= 0.05]
     return (
@@ -130,8 +130,8 @@ def without_restarts(records: list[dict]) -> str:
 
 def against_same_step(records: list[dict]) -> dict:
     names = [(name, net) for name in FILES for net in NETWORKS]
-    rows = ('D_RTRL', 'same step')
-    return compared(records, {n: [(f'next {n[0]}', n[1], row) for row in rows] for n in names})
+    two = 'D_RTRL', 'same step'
+    return compared(records, {n: [(f'next {n[0]}', n[1], row) for row in two] for n in names})
 
 
 def told_real(records: list[dict]) -> str:
@@ -162,14 +162,14 @@ def told_real(records: list[dict]) -> str:
 
 def real_table(records: list[dict]) -> str:
     found, lines = by_name(records), []
-    rows = (*list(ONLINE)[:3], ROLLING, list(ONLINE)[3])
+    shown = (*list(ONLINE)[:3], ROLLING, list(ONLINE)[3])
     each = against_same_step(records)
     for name in FILES:
         for net in NETWORKS:
-            got = [found.get((f'next {name}', net, row)) for row in rows]
+            got = [found.get((f'next {name}', net, row)) for row in shown]
             told = '{:.3f} ({:.2g})'.format(*each[name, net]) if (name, net) in each else '-'
             lines.append([name, net, *(spread(r['scores']) if r else '-' for r in got), told])
-    return table(['', 'network', *rows, 'D_RTRL / same step (p)'], lines)
+    return table(['', 'network', *shown, 'D_RTRL / same step (p)'], lines)
 
 
 def beside_table(records: list[dict]) -> str:
@@ -211,10 +211,25 @@ def trials_table(records: list[dict]) -> str:
     return table(['task', 'network', 'row', 'mean', 'seeds'], lines)
 
 
+def streams_missing(records: list[dict]) -> str:
+    """Which rows there should be, and are not yet."""
+    there = {(r['task'], r['net'], r['row']) for r in records}
+    lacking = [' | '.join(key) for key in rows() if key not in there]
+    told = ': ' + '; '.join(f'`{name}`' for name in lacking) if lacking else ''
+    return f'{len(lacking)} of its rows are not measured yet{told}.'
+
+
 def page(records: list[dict]) -> dict[str, str]:
     """What ``results.in.md`` asks for, by name."""
     parts = (told_published, published_table, unbroken_table, told_real, real_table)
-    parts += (rules_apart, without_restarts, beside_table, seconds_table, trials_table)
+    parts += (
+        rules_apart,
+        without_restarts,
+        beside_table,
+        seconds_table,
+        trials_table,
+        streams_missing,
+    )
     return {f.__name__: f(records) for f in parts}
 
 

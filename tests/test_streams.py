@@ -156,3 +156,13 @@ def test_many_tests_at_once_are_told_by_holm():
     with modules('streams_page') as found:
         told = found.streams_page.holm([0.01, 0.04, 0.03, 0.5])
     np.testing.assert_allclose(told, [0.04, 0.09, 0.09, 0.5])
+
+
+def test_a_published_figure_is_met_within_both_deviations():
+    with modules('streams_page') as found:
+        board = found.streams_page
+        assert board.within((1.0, 0.1, 1.19, 0.1)) and not board.within((1.0, 0.1, 1.21, 0.1))
+        alone = {'task': 'Henon', 'net': board.PLAIN, 'row': 'RTRL', 'scores': [0.006]}
+        assert board.pairs([alone]) == {('Henon', 'RTRL'): (0.006, 0.001, 0.0052, 0.001)}
+        assert '`Henon | tanh 64 | RTRL`' not in board.streams_missing([alone])
+        assert '`Henon | tanh 64 | SnAp-1`' in board.streams_missing([alone])
