@@ -124,7 +124,7 @@ def export_step(
             'reset is True, and the state has taken steps, so its carry is no beginning. Give the '
             'carry that samples start from: `reset=carry0`.'
         )
-    base = state if loss_fn is not None else state.replace(trace={})
+    base = state.replace(trace={})
     leaves, treedef = jax.tree.flatten(params)
     learns = [k not in compiled.frozen and is_inexact(abstract(p)) for k, p in enumerate(leaves)]
 

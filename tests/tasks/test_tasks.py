@@ -203,6 +203,7 @@ def test_mackey_glass_solves_its_equation():
 
 
 def test_mackey_glass_is_scaled_and_asks_for_what_comes():
+    assert tasks.mackey_glass(12).sample(KEY, 1).xs.shape == (12, 1, 1)  # 18 steps are two turns
     draw = jax.jit(lambda: tasks.mackey_glass(400, ahead=5).sample(KEY, 100))
     xs, ys, mask = (np.asarray(a) for a in draw())
     assert np.array_equal(xs[5:], ys[:-5]) and np.flatnonzero(mask)[0] == 200
