@@ -46,9 +46,9 @@ class Look(NamedTuple):
 
 LOOKS = {  # by the beginning of a row's name
     'truncated BPTT': Look(GREY, 'D', '--'),
-    'A2C, 5 steps': Look(GREY, 'D', '--'),
+    'rolling': Look(GREY, 'D', '--'),
     'BPTT': Look(BLACK, 's', linewidth=3, zorder=1),  # lies under what is as good
-    'A2C, whole episodes': Look(BLACK, 's', linewidth=3, zorder=1),
+    'whole episodes': Look(BLACK, 's', linewidth=3, zorder=1),
     'same step, RMSprop': Look(ORANGE, 'v', '--'),
     'same step': Look(ORANGE, 'v'),
     'ES_D_RTRL': Look(PINK, 'X'),

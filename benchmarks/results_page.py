@@ -212,6 +212,7 @@ def page(records: dict) -> str:
     values = {f.__name__: f(found) for f in parts} | {'seeds': str(len(SEEDS))}
     values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
     values |= streams_page.page(kept(streams.PATH)['records'])
+    values |= {f.__name__: f(agents()) for f in (acting.step_time, acting.grid)}
     return filled('results.in.md', values | {'clip': f'{CLIP:g}'})
 
 

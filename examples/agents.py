@@ -372,7 +372,7 @@ def ppo(
         gain = jnp.minimum(ratio * step.gain, jnp.clip(ratio, 0.8, 1.2) * step.gain)
         return 0.5 * (value - step.aim) ** 2 - gain - entropy * spread(logits)
 
-    grad = jax.vmap(learner.sequence_grad(loss, **how), (None, 0, 1, 1, None, (1, None)))
+    grad = jax.vmap(learner.sequence_grad(loss, None, **how), (None, 0, 1, 1, None, (1, None)))
 
     def init(params, seen):
         if not isinstance(window, int) or window < 1 or window * len(seen) < 2:

@@ -276,11 +276,13 @@ def test_actor_critic_has_a_trace_for_each_head_and_a_lambda_for_each_group(agen
                 nets[b].anew(len(w))
 
 
-def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents):
+@pytest.mark.parametrize('traced', [True, False], ids=['traced', 'truncated'])
+def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents, traced):
     names, window, epochs = ('policy', 'value'), 5, 3
+    how = {} if traced else {'inside': 'exact', 'keep_trace': False}
     p, seen = weights(names, (A, 1)), experience(T)
     agent = agents.ppo(
-        learner_of(names), jnp.zeros(H), DISCOUNT, LAM, window, epochs, 0.05, entropy=0.1
+        learner_of(names), jnp.zeros(H), DISCOUNT, LAM, window, epochs, 0.05, entropy=0.1, **how
     )
     got, actions = played(agent, p, seen)
     xs, rewards, done = seen
@@ -326,7 +328,7 @@ def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents):
                     after = [(net.h, net.m) for net in nets]
                 w = adam(w, grad)
             for net, (h, m) in zip(nets, after):
-                net.h, net.m = h, m
+                net.h, net.m = h, m * traced
         rows.append(w)
     np.testing.assert_allclose(got, np.stack(rows), atol=1e-9)
     assert np.abs(got[-1] - flat(p)).max() > 0.05

@@ -136,14 +136,12 @@ def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_an_agent_remembers_and_its_curves_are_drawn(tmp_path, capsys, monkeypatch):
-    agents = load('memory_rl', 'matplotlib')
-    monkeypatch.setattr(agents, 'WAYS', [agents.RTRL])
-    asked = '--length 4 --steps 16000 --seeds 1 --rates 1e-3 5e-3'
-    ends = agents.main(asked.split(), tmp_path / 'drawn.png')
-    assert ends['D_RTRL'].mean() > 0.8 and len(ends) == 2
+def test_an_agent_remembers_and_its_curve_is_drawn(tmp_path, capsys):
+    asked = '--length 4 --steps 20000 --seeds 2 --agent actor_critic --batch 4 --cell RTU'
+    curves = load('agents', 'matplotlib', 'optax').main(asked.split(), tmp_path / 'drawn.png')
+    assert (curves[:, -4:].mean(1) > 0.8).all() and curves.shape == (2, 40)
     assert (tmp_path / 'drawn.png').stat().st_size > 10_000
-    assert 'chain 4 with 3 distractors: 16,000 steps' in capsys.readouterr().out
+    assert 'chain 4: actor_critic, RTU, d_rtrl' in capsys.readouterr().out
 
 
 @pytest.mark.nightly

@@ -12,6 +12,7 @@ import pytest
 import braintrace
 from braintrace import rules, tasks
 from tests.benches import modules
+from tests.functional.plain import drawn
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ('runner', 'rules', 'rules_page', 'results', 'results_page', 'acting')
@@ -158,12 +159,15 @@ def test_the_page_and_readme_are_those_of_the_records_that_are_kept(board):
 
 
 def test_agents_have_their_rows_and_a_picture(board, tmp_path):
-    kept = json.loads(board.acting.PATH.read_text(encoding='utf-8'))['records']
-    wanted = [(s.name, way.name) for s in board.acting.settings() for way in s.ways]
-    assert sorted((r['task'], r['row']) for r in kept) == sorted(set(wanted))
-    text = board.acting.tables(kept)
-    assert text.count(':::{dropdown} ') == len(board.acting.settings())
-    board.acting.draw(kept, tmp_path / 'acting.png')
+    kept, acting = (
+        json.loads(board.acting.PATH.read_text(encoding='utf-8'))['records'],
+        board.acting,
+    )
+    wanted = {key for s in acting.settings() for key in acting.keys(s)}
+    assert {(r['task'], r['net'], r['row']) for r in kept} == wanted | {acting.STEPS}
+    assert all(len(r['scores']) == len(acting.SEEDS) for r in kept if r['task'] != acting.STEPS[0])
+    assert acting.tables(kept).count(':::{dropdown} ') == len(acting.settings())
+    acting.draw(kept, tmp_path / 'acting.png')
     assert (tmp_path / 'acting.png').stat().st_size > 10_000
 
 
@@ -173,9 +177,53 @@ def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, ca
     monkeypatch.setattr(sys, 'argv', ['acting.py', '--quick', '--output', at])
     board.acting.main()
     assert (
-        'chain 20 with 3 distractors, batch of 8, 4,000 steps | RTU 32 | D_RTRL: '
+        'chain 20 with 3 distractors, batch of 8, 8,000 steps | RTU | actor-critic, D_RTRL: '
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize('rolling', [True, False], ids=['rolling', 'chunked'])
+def test_windows_are_reverse_mode_through_their_steps(board, rolling):
+    """Beside it: reverse mode in JAX alone from the state before the window."""
+
+    def cell(p, h, x):
+        h = jax.numpy.tanh(braintrace.matmul(x, p['w']) + braintrace.matmul(h, p['r']))
+        return (h @ p['q'],), h
+
+    p = {'w': drawn(2, 3), 'r': drawn(3, 3, seed=1), 'q': drawn(3, 2, seed=2)}
+    start, xs = drawn(3, seed=3), drawn(7, 2, seed=4)
+    learner = braintrace.functional.online(cell)
+    learner.init(p, start, xs[0])
+    windows = board.acting.Windows(learner, 3, rolling)
+    state = windows.init(p, windows.carry(start, xs[0]), xs[0])
+    states = [start]
+    for t, x in enumerate(xs):
+        (q,), pull, state = windows.vjp(p, state, x)
+        begin = max(t - 2, 0) if rolling else t // 3 * 3
+
+        def last(p, begin=begin, t=t):
+            h = states[begin]
+            for x in xs[begin : t + 1]:
+                h = jax.numpy.tanh(x @ p['w'] + h @ p['r'])
+            return (h @ p['q'])[1], h
+
+        (value, h), want = jax.value_and_grad(last, has_aux=True)(p)
+        states.append(h)
+        np.testing.assert_allclose(q[1], value, rtol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            pull((jax.numpy.array([0.0, 1.0]),)),
+            want,
+        )
+
+
+def test_a_prediction_is_compared_with_the_return_that_followed(board):
+    rewards = np.array([0.0, 1.0, 0.0, 2.0, 0.0, 0.0, 4.0, 0.0])
+    values = np.linspace(0, 1, 8)
+    returns = [sum(0.5**k * r for k, r in enumerate(rewards[t:])) for t in range(8)]
+    rows = board.acting.Rows(rewards[:, None], None, None, values[:, None])
+    want = np.mean((values - returns)[:6] ** 2)
+    assert float(board.acting.off(0.5, rows)) == pytest.approx(want)
 
 
 # -- the cosines of rows ---------------------------------------------------------------------------
