@@ -361,9 +361,8 @@ class Step(NamedTuple):
 def ppo(
     learner, carry, discount=0.99, lam=0.95, window=32, epochs=4, rate=3e-3, entropy=0.01, **how
 ) -> Agent:
-    """PPO (Schulman et al. 2017, arXiv:1707.06347) over windows of steps, whose recurrent gradient
-    is the trace, so it reaches back beyond the window; heads as above. ``how``: options of
-    ``learner.sequence_grad``; ``inside='exact', keep_trace=False`` is truncated BPTT."""
+    """PPO (Schulman et al. 2017, arXiv:1707.06347) by windows, whose traces reach back beyond them.
+    ``how``: of ``learner.sequence_grad``; inside='exact', keep_trace=False for truncated BPTT."""
     (decay,), adam = fading(discount, lam), clipped_adam(rate)
 
     def loss(outputs, step):
@@ -380,8 +379,8 @@ def ppo(
         agent, none = begun(learner, params, carry, seen), jnp.zeros((window, len(seen)))
         steps = Step(jnp.zeros((window, *seen.shape)), none.astype(int), none, none, none)
         done = jnp.zeros((window + 1, len(seen)), bool)  # with that of the step before the window
-        more = {'steps': steps, 'done': done, 'now': agent['state'].carry}
-        return agent | more | {'moments': adam.init(params)}
+        agent |= {'steps': steps, 'done': done, 'now': agent['state'].carry}
+        return agent | {'moments': adam.init(params)}
 
     def act(agent, seen, key):
         def look(now, seen, key):
@@ -394,28 +393,27 @@ def ppo(
 
     def learn(agent, last):
         """From a window, now that the value of what followed is known."""
-        steps, done, state = agent['steps'], agent['done'], agent['state']
+        steps, done = agent['steps'], agent['done']
         following = jnp.concatenate([steps.value[1:], last[None]])
         delta = steps.reward + discount * ~done[1:] * following - steps.value
         back = lambda later, of: (of[0] + decay * of[1] * later,) * 2
         _, gain = jax.lax.scan(back, 0 * last, (delta, ~done[1:]), reverse=True)
         scaled = (gain - gain.mean()) / (gain.std() + 1e-8)
-        steps = steps._replace(gain=scaled, aim=gain + steps.value)
-        for epoch in range(epochs):
+        steps, state = steps._replace(gain=scaled, aim=gain + steps.value), agent['state']
+        for epoch in range(epochs):  # the state goes on with the weights that acted
             found = grad(agent['params'], state, steps.seen, steps, None, (done[:-1], carry))
             grads = jax.tree.map(lambda g: g.mean(0), found.grads)
             updates, moments = adam.update(grads, agent['moments'])
-            params = optax.apply_updates(agent['params'], updates)
-            agent |= {'params': params, 'moments': moments}
-            agent |= {} if epoch else {'state': found.state}  # that of the weights that acted
+            agent |= {'params': optax.apply_updates(agent['params'], updates), 'moments': moments}
+            agent |= {} if epoch else {'state': found.state}
         return agent | {'done': done.at[0].set(done[-1])}
 
     def update(agent, acted, rewards, done):
         t, step = agent['t'], Step(*acted.more, *paid(acted.value, rewards, done)[:2])
-        full = (t % window == 0) & (t > 0)
-        agent = jax.lax.cond(full, learn, lambda agent, _: agent, agent, acted.value)
-        steps = jax.tree.map(lambda x, v: x.at[t % window].set(v), agent['steps'], step)
-        dones = agent['done'].at[t % window + 1].set(done)
+        at, same = t % window, lambda agent, _: agent
+        agent = jax.lax.cond((at == 0) & (t > 0), learn, same, agent, acted.value)
+        steps = jax.tree.map(lambda x, v: x.at[at].set(v), agent['steps'], step)
+        dones = agent['done'].at[at + 1].set(done)
         carried = anew(agent['state'].replace(carry=acted.state), done, carry).carry
         return agent | {'steps': steps, 'done': dones, 'now': carried, 't': t + 1}
 

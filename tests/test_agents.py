@@ -2,6 +2,8 @@
 explicit influence matrix, sample by sample.
 """
 
+import inspect
+
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -454,3 +456,8 @@ def test_a_learner_of_a_batch_is_refused(agents):
     learner, p = functional.online(cell), {'w': drawn(I, H), 'q': drawn(H, A)}
     with pytest.raises(StructureError, match=r'heads return \(\[2, 3\],\).*for one sample'):
         agents.q_lambda(learner, jnp.zeros((B, H))).init(p, drawn(B, I))
+
+
+def test_an_agent_is_sixty_lines_at_most(agents):
+    for make, _ in agents.AGENTS.values():
+        assert len(inspect.getsource(make).splitlines()) <= 60
