@@ -182,6 +182,7 @@ def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, ca
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rolling', [True, False], ids=['rolling', 'chunked'])
 def test_windows_are_reverse_mode_through_their_steps(board, rolling):
     """Beside it: reverse mode in JAX alone from the state before the window."""

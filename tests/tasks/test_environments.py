@@ -140,6 +140,7 @@ def test_autoencode_pays_the_deck_from_its_last_card_to_its_first():
     assert run(env, wrong)[3].sum() == pytest.approx(50 / 52)
 
 
+@pytest.mark.slow
 def test_battleship_pays_new_hits_in_a_sea_of_whole_ships():
     env = environments.battleship()
     seas = np.asarray(jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 200))['sea'])

@@ -192,6 +192,7 @@ def test_a_stream_in_windows_of_odd_lengths_reads_one_where_the_rule_is_exact():
     assert reading.looks_back == '16 to 32 steps'
 
 
+@pytest.mark.slow
 def test_a_direction_of_a_stream_is_counted_as_soon_as_the_next_one_is_born():
     """By reverse mode from the step in which it was born."""
     cell, params, h = linear(0.9)
@@ -265,6 +266,7 @@ def test_sequence_update_learns_as_the_learner_does_and_reads():
     assert abs(reading.cosine.value - 1) < 1e-3 and reading.cosine.known
 
 
+@pytest.mark.slow
 def test_several_losses_have_a_reading_each():
     cell, params, h = linear(0.3)
     learner, other = functional.online(cell), lambda h, y: jnp.sum(h**3)
@@ -278,6 +280,7 @@ def test_several_losses_have_a_reading_each():
         assert abs(reading.cosine.value - 1) < 1e-6
 
 
+@pytest.mark.slow
 def test_only_what_is_learned_is_measured():
     cell = lambda p, h, x: (h + p['b'], 0.5 * h + braintrace.matmul(x, p['W']))
     params, h = {'W': jnp.ones((2, 3)), 'b': jnp.ones(3)}, jnp.zeros((2, 3))
