@@ -321,7 +321,7 @@ OURS = (
     Way(f'truncated BPTT, {CUT}', PLAIN, None, CUT),
     *(Way('D_RTRL', net, rules.d_rtrl) for net in NETWORKS),
 )
-EXACT = ('Henon', 'Mackey-Glass', 'Lorenz', 'laser')  # where RTRL is measured, from one seed
+EXACT = ('Henon', 'Mackey-Glass', 'Lorenz', 'laser', 'sunspots')  # RTRL from one seed
 FEW = ('SnAp-1', 'same step', f'truncated BPTT, {CUT}')  # rows without restarts
 
 
