@@ -141,11 +141,6 @@ def of_half(rows: Rows):
     return (of_episodes(rows) + 1) / 2
 
 
-def per_step(rows: Rows):
-    """The mean reward of a step."""
-    return rows.rewards.mean()
-
-
 def off(discount: float, rows: Rows):
     """The squared error of values as predictions of the discounted return; the last quarter of the
     steps, whose return is not known yet, is left out.
@@ -268,7 +263,7 @@ def learnt(setting: Setting, way: Way, seeds: tuple[int, ...] = SEEDS) -> dict:
 def step_times(turns: int = 15) -> dict:
     """How much longer a step of Q(lambda) takes with a trace than without one, in turns."""
     env, calls = environments.chain(20, 3), {}
-    for name in WAYS[:2]:
+    for name in WAYS:
         agent, model, rule = parts(Way('q_lambda', 'RTU', name), env)
         brainstate.random.seed(1)
         learner, params, carry = compile_model(model(), rule, jnp.zeros(env.inputs)).pure()
@@ -332,7 +327,7 @@ def summary(records: list[dict]) -> str:
                 shown = [spoken(row['scores']) if row else '-' for row in ours]
                 agent = f'{SPOKEN[way.agent]}, {way.cell}' + ', normalised' * way.scaled
                 rows.append([s.name, s.published, agent, *shown, s.differs])
-    return table(['task', 'published', 'agent', *WAYS[:2], 'what differs'], rows)
+    return table(['task', 'published', 'agent', *WAYS, 'what differs'], rows)
 
 
 def grid(records: list[dict]) -> str:
@@ -352,7 +347,7 @@ def grid(records: list[dict]) -> str:
 def step_time(records: list[dict]) -> str:
     """The time of a step with a trace over that without one."""
     (row,) = [r for r in records if r['task'] == STEPS[0]]
-    with_trace, without = (f'{row["microseconds"][name]:.0f}' for name in WAYS[:2])
+    with_trace, without = (f'{row["microseconds"][name]:.0f}' for name in WAYS)
     return f'{median(row["scores"]):.2f} ({with_trace} and {without} microseconds)'
 
 
@@ -395,7 +390,6 @@ SCORES = {
     'of_episodes': 'the mean return of an episode',
     'turns': 'the part of the episodes with the right turn',
     'of_half': 'the mean return of an episode, in 0 to 1',
-    'per_step': 'the mean reward of a step',
     'off': 'the squared error of the predicted return, the less the better',
 }
 STEPS = 'time of a step with a trace, over one without', 'RTU', 'Q(lambda)'

@@ -321,7 +321,6 @@ OURS = (
     Way(f'truncated BPTT, {CUT}', PLAIN, None, CUT),
     *(Way('D_RTRL', net, rules.d_rtrl) for net in NETWORKS),
 )
-EXACT = ('Henon', 'Mackey-Glass', 'Lorenz', 'laser', 'sunspots')  # RTRL from one seed
 FEW = ('SnAp-1', 'same step', f'truncated BPTT, {CUT}')  # rows without restarts
 
 
@@ -635,9 +634,8 @@ def rows(seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> dict:
     found: dict = {}
     for name in SYSTEMS:
         for way in OURS:
-            if way.name != 'RTRL' or name in EXACT:
-                of = seeds[:1] if way.name == 'RTRL' else seeds  # two minutes of a core a seed
-                found[name, way.net, way.name] = partial(beside, name, way, RESTART, of, steps)
+            of = seeds[:1] if way.name == 'RTRL' else seeds  # two minutes of a core a seed
+            found[name, way.net, way.name] = partial(beside, name, way, RESTART, of, steps)
         for way in OURS:
             if way.name in FEW:
                 key = f'{name}, without restarts', way.net, way.name

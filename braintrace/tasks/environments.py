@@ -572,7 +572,7 @@ def from_gymnasium(name: str, batch: int, **options) -> VectorEnvironment:
 
 
 def _deck(key: Array, symbols: int) -> Array:
-    """52 cards, as many of each symbol as of the others, in any order."""
+    """52 cards, the symbols dealt in turn, in any order."""
     return jax.random.permutation(key, jnp.arange(CARDS) % symbols)
 
 
