@@ -12,6 +12,8 @@ xla.compile_quickly()
 
 collect_ignore_glob = ['typed/*']  # of `test_typing.py`
 
+SPARSE_KERNELS = 'braintrace.extra._sparse_cpu'
+
 # The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
 hypothesis.settings.register_profile(
     'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
@@ -39,11 +41,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """What is there now stays, but for the names that `braintrace.compat` put into the package:
-    garbage is looked for among what the tests make, and less often.
+    garbage is looked for among what the tests make, and less often. Kernels of sparse products take
+    a second each to compile, so in the gate they are of `tests/gradients/test_sparse_structures.py`
+    alone.
     """
     if compat := sys.modules.get('braintrace.compat'):
         compat._remove()
+    if session.config.option.markexpr and (kernels := sys.modules.get(SPARSE_KERNELS)):
+        kernels._has_numba = lambda: False
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

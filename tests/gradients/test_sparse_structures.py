@@ -1,5 +1,7 @@
 """The places of sparse entries: operands of the program, constant in time, never literals."""
 
+import importlib.util
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,16 @@ from tests.gradients.harness import learn, learn_by_steps
 from tests.late import LATE
 from tests.tiers import slow
 
+pytestmark = pytest.mark.usefixtures('kernels')
 IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
 RULES = [rules.d_rtrl(), LATE, rules.es_d_rtrl(0.7)]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Sparse products by numba, which other tests of the gate leave out."""
+    installed = importlib.util.find_spec('numba') is not None
+    monkeypatch.setattr(kernels_here, '_has_numba', lambda: installed)
 
 
 def places(seed: int, order: str = 'none') -> np.ndarray:
