@@ -2,6 +2,7 @@
 explicit influence matrix, sample by sample.
 """
 
+import functools
 import inspect
 
 import jax
@@ -58,25 +59,34 @@ def flat(tree):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
+@functools.cache
+def derived(names, sizes):
+    """Compiled once for all samples: outputs and state of a step, and their derivatives with
+    respect to the weights, as one vector, and to the state.
+    """
+    cell, back = cell_of(names, Plain), jax.flatten_util.ravel_pytree(weights(names, sizes))[1]
+
+    def step(w, h, x):
+        return cell(back(w), h, x)
+
+    return jax.jit(lambda *at: (step(*at), jax.jacfwd(step, argnums=(0, 1))(*at)))
+
+
 class Influence:
     """Real-time recurrent learning by its definition, of one sample: the dense derivative of the
     state with respect to all weights.
     """
 
     def __init__(self, names, p):
-        self.cell, self.start = cell_of(names, Plain), np.zeros(H)
-        _, self.back = jax.flatten_util.ravel_pytree(p)
-        self.step = jax.jit(lambda w, h, x: self.cell(self.back(w), h, x))
-        self.derivatives = jax.jit(jax.jacfwd(self.step, argnums=(0, 1)))
+        self.derived = derived(names, tuple(p[name].shape[1] for name in names))
         self.anew(len(flat(p)))
 
     def anew(self, size):
-        self.h, self.m = self.start, np.zeros((H, size))
+        self.h, self.m = np.zeros(H), np.zeros((H, size))
 
     def __call__(self, w, x):
         """Outputs, and the derivative of each of their numbers."""
-        outputs, h = self.step(w, self.h, x)
-        of_outputs, (h_w, h_h) = self.derivatives(w, self.h, x)
+        (outputs, h), (of_outputs, (h_w, h_h)) = self.derived(w, self.h, x)
         grads = [np.asarray(of_w) + np.asarray(of_h) @ self.m for of_w, of_h in of_outputs]
         self.h, self.m = np.asarray(h), np.asarray(h_w) + np.asarray(h_h) @ self.m
         return [np.asarray(o) for o in outputs], grads
@@ -196,10 +206,11 @@ def test_without_lambda_and_scale_an_intentional_step_is_normalised_least_mean_s
     agent = agents.intentional_q(learner, jnp.zeros(1), 0.0, 0.0, part=0.25, explore=1)
     now, rewards = agent.init({'w': drawn(I, 1)}, drawn(1, I, seed=4)), (2.0, -1.0, 0.5)
     xs, values = [drawn(1, I, seed=5 + t) for t in range(3)], []
+    act, update = jax.jit(agent.act), jax.jit(agent.update)
     for t, (x, reward) in enumerate(zip(xs, rewards)):
         before = now['params']['w']
-        _, acted = agent.act(now, x, jax.random.key(t))
-        now = agent.update(now, acted, jnp.array([reward]), jnp.array([False]))
+        _, acted = act(now, x, jax.random.key(t))
+        now = update(now, acted, jnp.array([reward]), jnp.array([False]))
         values.append(float(acted.value[0]))
         if t:
             moved = float((xs[t - 1] @ (now['params']['w'] - before))[0, 0])
@@ -391,10 +402,11 @@ def test_the_flag_that_comes_with_the_last_reward_resets_the_memory(agents):
     agent = agents.q_lambda(learner_of(('q',)), jnp.zeros(H), explore=1)
     states = env.reset(jax.random.key(0), B)
     now = agent.init(weights(('q',), (2,)), env.observe(states))
+    act, go, update = jax.jit(agent.act), jax.jit(env.step), jax.jit(agent.update)
     for t in range(6):
-        actions, acted = agent.act(now, env.observe(states), jax.random.key(t))
-        states, rewards, done = env.step(jax.random.key(t), states, actions)
-        now = agent.update(now, acted, rewards, done)
+        actions, acted = act(now, env.observe(states), jax.random.key(t))
+        states, rewards, done = go(jax.random.key(t), states, actions)
+        now = update(now, acted, rewards, done)
         steps = now['state'].t.tolist()
         assert steps == [(t + 1) % 4] * B and bool(done.all()) == (t == 3)
         assert (not np.asarray(now['state'].carry).any()) == (t == 3)
@@ -405,20 +417,14 @@ def test_the_flag_that_comes_with_the_last_reward_resets_the_memory(agents):
     )
 
 
-WRONG = {
-    'rewards of one number': ((jnp.ones(()), jnp.zeros(B, bool)), r'rewards has shape \[\], and 2'),
-    'done of another length': ((jnp.ones(B), jnp.zeros(3, bool)), r'done has shape \[3\], and 2'),
-}
-
-
-@pytest.mark.parametrize('name', WRONG)
-def test_what_is_not_one_for_each_sample_is_refused(agents, name):
-    (rewards, done), text = WRONG[name]
+def test_what_is_not_one_for_each_sample_is_refused(agents):
     agent, x = agents.q_lambda(learner_of(('q',)), jnp.zeros(H)), drawn(B, I)
     now = agent.init(weights(('q',), (A,)), x)
     _, acted = agent.act(now, x, jax.random.key(0))
-    with pytest.raises(StructureError, match=text):
-        agent.update(now, acted, rewards, done)
+    with pytest.raises(StructureError, match=r'rewards has shape \[\], and 2'):
+        agent.update(now, acted, jnp.ones(()), jnp.zeros(B, bool))
+    with pytest.raises(StructureError, match=r'done has shape \[3\], and 2'):
+        agent.update(now, acted, jnp.ones(B), jnp.zeros(3, bool))
 
 
 def test_options_that_would_teach_nothing_are_refused(agents):

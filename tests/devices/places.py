@@ -53,7 +53,7 @@ def of_a_module() -> dict:
 
     def make():
         brainstate.random.seed(1)
-        model = braintrace.nn.GRUCell(4, 8)
+        model = braintrace.nn.MinGRUCell(4, 8)
         return braintrace.compile(model, rules.d_rtrl(), xs[0], batch_size=B)
 
     def grads(learner, xs):
@@ -180,13 +180,13 @@ def explicit() -> list[float]:
         lambda learner, state, p: learner.heads(*losses)(p, state, xs[0], ys[0]).grads,
         lambda learner, state, p: learner.sequence_grad(loss)(p, state, xs, ys)[0],
     ]
-    found = [call(wanted, start, p) for call in calls]
+    found = [jax.jit(partial(call, wanted))(start, p) for call in calls]
     mesh, put = eight(EXPLICIT)
     with jax.set_mesh(mesh):
         p, c, xs, ys = put(p), put(c, 'b'), put(xs, None, 'b'), put(ys, None, 'b')
         learner = functional.online(CELL.run)
         state = learner.init(p, c, xs[0])
-        got = [call(learner, state, p) for call in calls]
+        got = [jax.jit(partial(call, learner))(state, p) for call in calls]
     return [max(errors(a, b).values()) for a, b in zip(got, found, strict=True)]
 
 
@@ -203,7 +203,7 @@ def unshared() -> float:
     rng, learner = np.random.default_rng(0), functional.online(cell)
     p = {'w': rng.normal(size=(3, 5)), 'out': rng.normal(size=(5, 4))}
     h, xs, ys = np.zeros((2, 5)), rng.normal(size=(4, 11, 2, 3)), rng.normal(size=(4, 2, 4))
-    got = learner.sequence_grad(loss)(p, learner.init(p, h, xs[0]), xs, ys).grads
+    got = jax.jit(learner.sequence_grad(loss))(p, learner.init(p, h, xs[0]), xs, ys).grads
     return max(errors(got, oracles.by_time(cell, p, h, xs, ys, loss, np.full(4, 0.25))).values())
 
 

@@ -85,13 +85,13 @@ def test_over_all_signs_the_products_are_the_inner_products():
     xs, ys = rng.standard_normal((5, 1, 1)), rng.standard_normal((5, 1, 2))
     loss = lambda out, y: jnp.sum((out - y) ** 2)
     learner = functional.online(add, rules.d_rtrl())
-    grads = learner.sequence_grad(loss)(params, learner.init(params, h, xs[0]), xs, ys).grads
+    gradient = jax.jit(learner.sequence_grad(loss))
+    grads = gradient(params, learner.init(params, h, xs[0]), xs, ys).grads
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=7)))
     directions = [signs[:, :6].reshape(1, -1, 3, 2), signs[:, 6:].reshape(1, -1, 1)]
     meter = verify.Meter(learner, loss, directions=128)
-    a, _, _ = meter.along(
-        params, h, [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))], (xs,), ys
-    )
+    v, still = [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))]
+    a, _, _ = jax.jit(meter.along)(params, h, v, still, (xs,), ys)
     true = oracles.by_time(add, params, h, xs, ys, loss)
     true = true[0] if isinstance(true, tuple) else true
     true = jax.tree.map(lambda g: g / 5, true)
@@ -104,14 +104,14 @@ def test_over_all_signs_the_products_are_the_inner_products():
     np.testing.assert_allclose(np.mean(a[:, 0] * of_w), np.vdot(true['W'], grads['W']), rtol=1e-10)
 
 
-def metered(case, rule, updates=40, **options):
+@functools.cache
+def metered(case, rule, updates=30, **options):
     """The reading over some updates of the same sequence, and the rule's gradient."""
     meter = meter_of(case, rule, reduction='sum', **options)
     learner = meter.learner
     state = learner.init(case.params, case.carry, case.xs[0])
-    grads = learner.sequence_grad(case.loss, reduction='sum')(
-        case.params, state, case.xs, case.ys
-    ).grads
+    gradient = jax.jit(learner.sequence_grad(case.loss, reduction='sum'))
+    grads = gradient(case.params, state, case.xs, case.ys).grads
     step = jax.jit(
         lambda m: meter.update(m, case.params, dict(case.carry), case.xs, case.ys, grads)
     )
@@ -133,7 +133,7 @@ def test_where_the_report_says_exact_the_meter_reads_one(name):
     meter = meter_of(case)
     meter.learner.init(case.params, case.carry, case.xs[0])
     assert meter.learner.report.exact
-    reading, _ = metered(case, rules.d_rtrl(), updates=8)
+    reading, _ = metered(case, rules.d_rtrl())
     for e in (reading.cosine, reading.ratio, *reading.factors.values()):
         assert abs(e.value - 1) < max(1e-6, 3 * e.error), (e, reading)
     assert reading.cosine.error < 1e-6
@@ -180,8 +180,8 @@ def test_a_stream_in_windows_of_odd_lengths_reads_one_where_the_rule_is_exact():
     meter = verify.Meter(learner, mean_square, memory=32)
     gradient, update = jax.jit(learner.sequence_grad(mean_square)), jax.jit(meter.update)
     state, now = learner.init(params, h, h[:, :2]), meter.init(params, h)
-    for i in range(160):
-        xs = jax.random.normal(jax.random.key(i), ((3, 5, 7)[i % 3], 2, 2))
+    for i in range(200):
+        xs = jax.random.normal(jax.random.key(i), ((3, 5)[i % 2], 2, 2))
         ys = jnp.ones((*xs.shape[:2], 3))
         found = gradient(params, state, xs, ys)
         now, state = update(now, params, state, xs, ys, found.grads), found.state
@@ -224,23 +224,17 @@ def test_a_direction_of_a_stream_is_counted_as_soon_as_the_next_one_is_born():
         assert_close(now.samples[4 * life : 4 * life + 4, 0, 0], want)
 
 
-def test_a_carry_that_was_rounded_otherwise_is_no_jump():
-    cell, params, h = linear()
-    meter = verify.Meter(functional.online(cell), mean_square, memory=8)
-    x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
-    now = meter.update(meter.init(params, h), params, h, x, ys, grads)
-    goes_on = meter.update(now, params, now.carry[0] * (1 + 1e-15), x, ys, grads)
-    assert (int(now.age), int(goes_on.age)) == (-2, 0)
-
-
 def test_a_stream_that_jumps_counts_no_direction_that_was_alive():
+    """And a carry that was rounded otherwise is no jump."""
     cell, params, h = linear()
     meter = verify.Meter(functional.online(cell), mean_square, memory=8)
     x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
-    now = meter.init(params, h)
-    for _ in range(3):
-        now = meter.update(now, params, h if now.updates == 0 else now.carry[0], x, ys, grads)
-    assert int(now.age) == 2 and float(jnp.abs(now.sums).max()) > 0
+    now, carry, ages = meter.init(params, h), h, []
+    for rounded in (1 + 1e-15, 1, 1):
+        now = meter.update(now, params, carry, x, ys, grads)
+        carry = now.carry[0] * rounded
+        ages.append(int(now.age))
+    assert ages == [-2, 0, 2] and float(jnp.abs(now.sums).max()) > 0
     jumped = meter.update(now, params, h + 1, x, ys, grads)
     assert int(jumped.age) == -2 and not jumped.sums.any()
     v, s = now.directions[0][1], jumped.tangents[0][1]
@@ -304,7 +298,7 @@ def test_before_it_knows_it_says_so():
 
 
 def test_a_reading_is_a_table_a_dict_and_a_figure():
-    reading, _ = metered(models.case('leaky'), rules.d_rtrl(), updates=30)
+    reading, _ = metered(models.case(EXACT[0]), rules.d_rtrl())
     assert 'its step should be scaled by' in str(reading) and '<table' in reading._repr_html_()
     assert reading.as_dict()['cosine']['samples'] == 120
     assert [update for update, _ in reading.curve][-1] == 30
@@ -376,8 +370,8 @@ def compared(**options):
 
 
 def test_compare_rules_reads_the_cosines_of_bptt():
-    some = [rules.same_step(), rules.d_rtrl(), rules.snap(2)]
-    case, found = compared(rules=some, directions=2048, bound=0.999)
+    some = [rules.d_rtrl(), rules.snap(2)]
+    case, found = compared(rules=some, directions=512, bound=0.999)
     true = oracles.bptt(case)
     dot = lambda a, b: sum(map(np.vdot, jax.tree.leaves(a), jax.tree.leaves(b)))
     assert found.cheapest.startswith('snap') and found.rows[0].exact
@@ -385,7 +379,8 @@ def test_compare_rules_reads_the_cosines_of_bptt():
         rule = next(r for r in some if str(r) == row.rule)
         learner = meter_of(case, rule).learner
         state = learner.init(case.params, case.carry, case.xs[0])
-        grads = learner.sequence_grad(case.loss)(case.params, state, case.xs, case.ys).grads
+        gradient = jax.jit(learner.sequence_grad(case.loss))
+        grads = gradient(case.params, state, case.xs, case.ys).grads
         want = dot(true, grads) / np.sqrt(dot(true, true) * dot(grads, grads))
         assert abs(row.cosine.value - want) < max(1e-6, 4 * row.cosine.error)
         assert row.trace_bytes == learner.report.memory
@@ -401,18 +396,15 @@ def test_compare_rules_by_default_and_in_pieces():
     assert found.rows[0].reading.samples == 3 * 32
 
 
-@pytest.mark.parametrize(
-    'options, says',
-    [
+def test_compare_rules_refuses():
+    for options, says in (
         ({'memory': 0}, 'memory'),
         ({'memory': 9}, 'has 6'),
         ({'directions': 2}, '20'),
         ({'rules': 'd_rtrl'}, "rules is 'd_rtrl'; give a list"),
         ({'rules': rules.d_rtrl()}, 'give a list of rules'),
-    ],
-)
-def test_compare_rules_refuses(options, says):
-    with pytest.raises(OptionError, match=says):
-        compared(**options)
+    ):
+        with pytest.raises(OptionError, match=says):
+            compared(**options)
     with pytest.raises(OptionError, match='compiled with any rule'):
         verify.compare_rules(3, jnp.ones(2), jnp.ones(2), mean_square)
