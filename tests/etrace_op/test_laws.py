@@ -154,9 +154,9 @@ def test_empty_traces_are_zero(case):
 def test_the_empty_trace_follows_axes_that_the_hidden_state_adds_to_y(case):
     x, weights = case.draw()
     wide = lambda a: cases.variable(np.broadcast_to(a, (7, *a.shape)))
-    found = case.primitive.bound_rule('init_drtrl', case.rule_params)(
-        cases.variable(x), wide(case.draw_y(1)), {n: wide(w) for n, w in weights.items()}, 2
-    )
+    init = case.primitive.bound_rule('init_drtrl', case.rule_params)
+    variables = cases.variable(x), wide(case.draw_y(1)), {n: wide(w) for n, w in weights.items()}
+    found = jax.eval_shape(lambda: init(*variables, 2))
     expected = jax.eval_shape(lambda: results(case, num_state=2))['empty']
     assert {n: e.shape for n, e in found.items()} == {n: (7, *e.shape) for n, e in expected.items()}
 

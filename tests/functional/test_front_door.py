@@ -106,8 +106,8 @@ def test_an_optimizer_gets_the_loss_of_its_update(reduction):
     ys = YS.at[2].set(jnp.nan)
     state = learner.init(params, CARRY, XS[0])
     train = learner.sequence_update(loss, optimizer, update_every=3, reduction=reduction)
-    found = train(params, optimizer.init(params), state, XS, ys, mask)
-    gradient = learner.sequence_grad(loss, reduction=reduction)
+    found = jax.jit(train)(params, optimizer.init(params), state, XS, ys, mask)
+    gradient = jax.jit(learner.sequence_grad(loss, reduction=reduction))
     for k in (0, 3):
         part = slice(k, k + 3)
         one = gradient(params, state, XS[part], ys[part], mask[part])
@@ -120,7 +120,7 @@ def test_an_optimizer_gets_the_loss_of_its_update(reduction):
 
 
 def test_a_plateau_lowers_the_learning_rate_of_a_learner():
-    learner = braintrace.compile(braintrace.nn.GRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
+    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0)
     optimizer = optax.chain(optax.sgd(0.1), plateau)
     step_fn = lambda x, y: loss(learner(x), y)  # noqa: E731
@@ -129,7 +129,7 @@ def test_a_plateau_lowers_the_learning_rate_of_a_learner():
 
 
 def test_training_again_without_the_optimizers_state_is_told_once():
-    learner = braintrace.compile(braintrace.nn.GRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
+    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
     optimizer, step_fn = optax.adam(1e-3), lambda x, y: loss(learner(x), y)
     train = lambda **more: learner.etrace_train(  # noqa: E731
         XS, YS, step_fn=step_fn, optimizer=optimizer, **more
@@ -157,7 +157,7 @@ def test_a_tuple_is_what_the_cell_takes_also_before_init(one):
     square = lambda y, target: jnp.mean((y - target) ** 2)  # noqa: E731
     for learner in fresh, known:
         single = learner.grad(square)(p, state, first, ys[0]).grads
-        whole = learner.sequence_grad(square)(p, state, xs, ys).grads
+        whole = jax.jit(learner.sequence_grad(square))(p, state, xs, ys).grads
         want = jax.grad(lambda p: square(joined(p, h, *first)[0], ys[0]))(p)
         np.testing.assert_allclose(single, want, 1e-5)
         want = verify.bptt_gradients(cell, p, h, xs, ys, square) / T
@@ -172,7 +172,7 @@ def test_what_a_loss_returns_beside_itself_comes_back_along_a_sequence():
         h = h / 2 + jnp.tanh(jnp.concatenate([x, h], -1) @ W)
         want.append(h)
     both = lambda out, y: (loss(out, y), out)  # noqa: E731
-    plain = learner.sequence_grad(loss)(params, state, XS, YS)
+    plain = jax.jit(learner.sequence_grad(loss))(params, state, XS, YS)
     for progress in (False, lambda step, losses: None):
         call = learner.sequence_grad(both, has_aux=True, progress=progress)
         found = call(params, state, XS, YS)
@@ -180,7 +180,7 @@ def test_what_a_loss_returns_beside_itself_comes_back_along_a_sequence():
         np.testing.assert_allclose(found.grads['w'], plain.grads['w'], atol=1e-6)
     assert plain.aux is None
     update = learner.sequence_update(both, optimizer, update_every=T, has_aux=True)
-    found = update(params, optimizer.init(params), state, XS, YS)
+    found = jax.jit(update)(params, optimizer.init(params), state, XS, YS)
     np.testing.assert_allclose(found.aux, jnp.stack(want), atol=1e-6)
     with pytest.raises(StepFunctionError, match=r'has_aux=True, but loss_fn.*\(loss, aux\)'):
         learner.sequence_grad(loss, has_aux=True)(params, state, XS, YS)

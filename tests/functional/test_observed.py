@@ -154,8 +154,8 @@ def test_factors_and_traces_of_es_d_rtrl_are_the_formulas(decays):
 def test_the_other_results_are_those_of_grad():
     learner = functional.online(cell)
     state = learner.init(PARAMS, CARRY, XS[0])
-    want = learner.grad(loss)(PARAMS, state, XS[0], YS[0])
-    assert_close(learner.observed(loss)(PARAMS, state, XS[0], YS[0])[0], want)
+    want = jax.jit(learner.grad(loss))(PARAMS, state, XS[0], YS[0])
+    assert_close(jax.jit(learner.observed(loss))(PARAMS, state, XS[0], YS[0])[0], want)
 
 
 def test_pending_steps_are_written_in_and_neighbours_agree_to_the_bit():

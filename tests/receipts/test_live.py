@@ -60,6 +60,18 @@ def started(cell, rule, **options):
     return capture(learner, **options), params, state
 
 
+@functools.cache
+def plain():
+    """The recording that most tests ask for, with its parameters and its first state."""
+    return started(CELLS['rnn'](), RULES['cut'])
+
+
+@functools.cache
+def step_of(recording):
+    """A step, compiled once for the tests that share a recording."""
+    return jax.jit(recording.grad)
+
+
 def recorder(recording, name='sgd', **options):
     file = io.BytesIO()
     optimizer = {'name': name, 'config': OPTIMIZERS[name][1]}
@@ -83,7 +95,7 @@ def trained(recording, params, state, steps=3, optimizer='sgd', rate=None):
     """A file of single steps; before the last one a lane starts anew. ``rate``: a schedule."""
     transform = OPTIMIZERS[optimizer][0] if rate is None else optax.adam(rate)
     writer, file = recorder(recording, optimizer)
-    opt, step = transform.init(params), jax.jit(recording.grad)
+    opt, step = transform.init(params), step_of(recording)
     mask = jnp.array([1.0, 0.0, 2.0])
     for k in range(steps):
         given = {} if rate is None else {'lr': float(rate(k))}
@@ -126,20 +138,21 @@ def test_sequences_are_derived_again(kind):
         xs, ys, opt = 2 * drawn(5, B, I), drawn(5, B, O), transform.init(params)
         mask = jnp.array([1.0, 0.0, 2.0, 1.0, 1.0])
         resets = (jnp.arange(5) == 2, jax.tree.map(jnp.ones_like, state.carry))
-        plain = recording.learner
+        learner = recording.learner
         args = (xs, ys, mask, resets)
         if kind == 'grad':
             got, run = jax.jit(recording.sequence_grad)(params, state, *args)
-            want = plain.sequence_grad(lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B)
-            assert_close(got.grads, want(params, state, *args).grads)
-            assert_close(got.state.carry, want(params, state, *args).state.carry)
+            learn = learner.sequence_grad(lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B)
+            want = jax.jit(learn)(params, state, *args)
+            assert_close(got.grads, want.grads)
+            assert_close(got.state.carry, want.state.carry)
             writer.write_sequence(params, run)
         else:
             got, blocks = recording.sequence_update(transform, 2)(params, opt, state, *args)
-            want = plain.sequence_update(
+            learn = learner.sequence_update(
                 lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B, transform, update_every=2
             )
-            assert_close(got.params, want(params, opt, state, *args).params)
+            assert_close(got.params, jax.jit(learn)(params, opt, state, *args).params)
             for block in blocks:
                 writer.write_sequence(*block)
     receipts = assert_rederived(file)
@@ -246,12 +259,11 @@ def test_large_arrays_go_to_a_file_or_are_sampled(tmp_path):
     params, x = cell.init(jax.random.key(0), I, width, O), drawn(B, I)
     learner = functional.online(cell)
     state = learner.init(params, cell.carry(params, B), x)
-    nodes = {}
+    nodes, (_, record) = {}, jax.jit(capture(learner).grad)(params, state, x, drawn(B, O))
     for arrays in ('npz', 'sample'):
-        recording, path = capture(learner, arrays=arrays), tmp_path / f'{arrays}.jsonl'
-        writer, step = Recorder(path, recording), jax.jit(recording.grad)
+        path = tmp_path / f'{arrays}.jsonl'
+        writer = Recorder(path, capture(learner, arrays=arrays))
         for _ in range(2):
-            _, record = step(params, state, x, drawn(B, O))
             writer.write(params, state, x, drawn(B, O), record)
         nodes[arrays], _ = parse_run(path.read_bytes())
     trace = nodes['npz']['traces_after'][0]['entries']['weight'][0]
@@ -309,7 +321,7 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     for rule, said in ((rules.rtrl(), 'the rule is'), (rules.d_rtrl(scope='own'), "scope='own'")):
         with pytest.raises(NotSupportedError, match=said):
             capture(functional.online(Cell.rnn(), rule))
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    recording, params, state = plain()
     x, y = drawn(B, I), drawn(B, O)
     with pytest.raises(StructureError, match='no array'):
         recording.grad(params, state, (x, x), y)
@@ -383,11 +395,11 @@ def test_a_slow_decay_is_corrected_as_the_step_rounds_it():
 
 
 def test_a_slope_that_is_rounded_to_zero_may_be_made_anew_where_a_trace_uses_it():
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    recording, params, state = plain()
     writer, file = recorder(recording)
     for size in (0.1, 100.0):
         x, y = jnp.full((B, I), size), drawn(B, O)
-        (*_, new), record = jax.jit(recording.grad)(params, state, x, y)
+        (*_, new), record = step_of(recording)(params, state, x, y)
         writer.write(params, state, x, y, record)
         state = new
     last = assert_rederived(file)[-1]
@@ -403,11 +415,12 @@ def test_a_slope_that_is_rounded_to_zero_may_be_made_anew_where_a_trace_uses_it(
 
 
 def test_a_step_that_is_not_finite_leaves_nothing_and_the_next_replaces_the_file(tmp_path):
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'], arrays='npz')
+    recording, params, state = plain()
     path = tmp_path / 'run.jsonl'
     path.write_bytes(b'old\n')
-    writer, x, y = Recorder(path, recording), drawn(B, I), drawn(B, O)
-    _, record = recording.grad(params, state, x, y)
+    writer = Recorder(path, capture(recording.learner, arrays='npz'))
+    x, y = drawn(B, I), drawn(B, O)
+    _, record = step_of(recording)(params, state, x, y)
     with pytest.raises(ReceiptError, match=r'outputs.*not finite'):
         writer.write(params, state, x, y, record._replace(outputs=record.outputs * jnp.nan))
     assert [one.name for one in tmp_path.iterdir()] == ['run.jsonl']
@@ -416,7 +429,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_and_the_next_replaces_the_file
 
 
 def test_what_is_no_recording_no_record_or_no_number_is_named():
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    recording, params, state = plain()
     x, file = drawn(B, I), io.BytesIO()
     writer, lr = Recorder(file, recording), {'lr': 0.1}
     optimizers = {
@@ -450,16 +463,15 @@ def test_what_is_no_recording_no_record_or_no_number_is_named():
 
 def test_the_rate_of_a_schedule_goes_to_each_write():
     schedule = optax.exponential_decay(0.1, 1, 0.5)
-    started_rnn = started(CELLS['rnn'](), RULES['cut'])
-    receipts = assert_rederived(trained(*started_rnn, optimizer='adam', rate=schedule))
+    receipts = assert_rederived(trained(*plain(), optimizer='adam', rate=schedule))
     rates = [one['optimizer']['config']['lr'] for one in receipts]
     assert rates == pytest.approx([0.1, 0.05, 0.025])
 
 
 def test_a_sequence_is_written_whole_or_not_at_all():
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    recording, params, state = plain()
     file, xs, ys = io.BytesIO(), drawn(3, B, I), drawn(3, B, O)
-    (grads, *_), run = recording.sequence_grad(params, state, xs, ys)
+    (grads, *_), run = jax.jit(recording.sequence_grad)(params, state, xs, ys)
     writer = Recorder(file, recording)
     with pytest.raises(OptionError, match='knows no optimizer'):
         writer.write_sequence(params, run, grads)
@@ -470,9 +482,9 @@ def test_a_sequence_is_written_whole_or_not_at_all():
 
 
 def test_a_negative_mask_is_refused():
-    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    recording, params, state = plain()
     x, y = drawn(B, I), drawn(B, O)
-    _, record = recording.grad(params, state, x, y, -jnp.ones(B))
+    _, record = step_of(recording)(params, state, x, y, -jnp.ones(B))
     with pytest.raises(OptionError, match='negative weight'):
         Recorder(io.BytesIO(), recording).write(params, state, x, y, record)
 

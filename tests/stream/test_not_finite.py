@@ -1,5 +1,7 @@
 """An update that is not finite is left out, and after it samples that are not finite start anew."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ from tests.precision import float64 as float64
 from tests.tiers import in_turn, none
 
 B, T, RATE = 3, 9, 0.01
-NAN, INF = jnp.nan, jnp.inf
+NAN, INF, SGD = jnp.nan, jnp.inf, optax.sgd(RATE)
 K, LANE = 4, 1  # where the first number is bad
 ONE = np.arange(B) == LANE
 
@@ -56,16 +58,21 @@ def spoiled(what: str):
     return (xs, keep), ys
 
 
-def learnt(xs, ys, not_finite='reset', jit=True, p=None, state=None, **options):
-    learner = functional.online(options.pop('of', cell), options.pop('rule', D_RTRL))
-    optimizer, of_loss = options.pop('optimizer', optax.sgd(RATE)), options.pop('loss', loss)
-    p, reset = params() if p is None else p, options.pop('reset', (None, carry0()))
-    learn = learner.sequence_update(of_loss, optimizer, not_finite=not_finite, **options)
+@functools.cache
+def updates(jit=True, of=cell, rule=D_RTRL, optimizer=SGD, loss=loss, **options):
+    """A learner and its updates along a sequence, compiled once for the tests that share them."""
+    learner = functional.online(of, rule)
+    learn = learner.sequence_update(loss, optimizer, **options)
+    return learner, jax.jit(lambda *args, reset=None: learn(*args, reset=reset)) if jit else learn
+
+
+def learnt(xs, ys, not_finite='reset', p=None, state=None, reset=None, **options):
+    learner, learn = updates(not_finite=not_finite, **options)
+    p, optimizer = params() if p is None else p, options.get('optimizer', SGD)
     first = drawn(B, N).astype(p['b'].dtype)
     first = learner.init(p, first, jax.tree.map(lambda x: x[0], xs))
-    run = lambda *args: learn(*args, reset=reset)  # noqa: E731
     given = p, optimizer.init(p), first if state is None else state(first), (xs,), ys
-    return (jax.jit(run) if jit else run)(*given)
+    return learn(*given, reset=(None, carry0()) if reset is None else reset)
 
 
 def by_hand(xs, ys, every: int = 1, trace: float = 0.0, sound=1, written: int = 1):
@@ -150,11 +157,10 @@ def test_a_trace_that_overflows_costs_its_sample_and_the_update_that_reads_it():
 
 def in_pieces(xs, ys, every: int, flags, **options):
     """One call for each update; that of step K is left out, and samples are put back by hand."""
-    learner = functional.online(cell, options.pop('rule', D_RTRL))
-    optimizer, p = options.pop('optimizer', optax.sgd(RATE)), options.pop('p', params())
-    learn = jax.jit(learner.sequence_update(loss, optimizer, update_every=every, **options))
-    state, opt_state = learner.init(p, drawn(B, N).astype(p['b'].dtype), (xs[0][0], xs[1][0])), None
-    opt_state = optimizer.init(p)
+    p = options.pop('p', params())
+    learner, learn = updates(update_every=every, **options)
+    state = learner.init(p, drawn(B, N).astype(p['b'].dtype), (xs[0][0], xs[1][0]))
+    opt_state = options.get('optimizer', SGD).init(p)
     for begin in range(0, T, every):
         part = slice(begin, begin + every)
         found = learn(p, opt_state, state, (jax.tree.map(lambda a: a[part], xs),), ys[part])
