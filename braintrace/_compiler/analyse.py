@@ -82,9 +82,15 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
     derived = find_derived(positions)
-    names = _group_names(program, policy)
+    # the names that the policy gives to groups, by the place in the carry of a state of theirs
+    names: dict[int, str] = {}
+    for name, path in dict(policy.groups).items():
+        names |= dict.fromkeys(_pieces(program, 'groups', path), name)
     groups = tuple(_group(positions, states, derived, names) for states in positions.groups)
-    _check_names(groups)
+    taken = [group.name for group in groups]
+    if twice := [name for name in dict.fromkeys(taken) if taken.count(name) > 1]:
+        paths = [group.paths for group in groups if group.name == twice[0]]
+        raise OptionError(f'groups has {twice[0]!r} for several groups: {paths}; name each.')
     group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
@@ -189,14 +195,6 @@ def _named(program: Program, policy: Policy) -> frozenset[int]:
     return frozenset(named)
 
 
-def _group_names(program: Program, policy: Policy) -> dict[int, str]:
-    """The names of ``policy.groups``, by the places in the carry of the states that they name."""
-    found: dict[int, str] = {}
-    for name, path in dict(policy.groups).items():
-        found |= dict.fromkeys(_pieces(program, 'groups', path), name)
-    return found
-
-
 def _pieces(program: Program, option: str, path: str) -> Collection[int]:
     """The places in the carry of the leaf that an option of the policy names."""
     leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
@@ -206,13 +204,6 @@ def _pieces(program: Program, option: str, path: str) -> Collection[int]:
             f'are {list(leaves)}.'
         )
     return leaves[path]
-
-
-def _check_names(groups: Sequence[HiddenGroup]) -> None:
-    names = [group.name for group in groups]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        paths = [group.paths for group in groups if group.name == twice[0]]
-        raise OptionError(f'groups has {twice[0]!r} for several groups: {paths}; name each.')
 
 
 def check_learnable(graph: ETraceGraph) -> None:

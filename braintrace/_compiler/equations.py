@@ -413,31 +413,24 @@ def backward(
     # a reduction hands its one cotangent to all that it read
     if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
-    if does.mixes:
-        first, fed = out_labels[0], [None] * len(ins)
-        if does.fed is not None and first is not None:
-            fed = does.fed(eqn.params, ins, first)
-        each = zip(ins, fed, wanted, strict=True)
-        return [None if not w else many(s) if lab is None else lab for s, lab, w in each]
+    # a product of which each element of an operand stands in one term goes back as an outer product
+    if does.mixes and does.apart is None:
+        return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
     # movement: an element gets the labels of all places that it went to
     operands = moved_operands(eqn)
-    if operands and not any(w for k, w in enumerate(wanted) if k not in operands):
+    by_index = any(w for k, w in enumerate(wanted) if k not in operands)
+    if operands and not by_index and (places := sources(eqn, avals, known)) is not None:
         shapes = [ins[k] for k in operands]
+        source, starts = np.concatenate(places[0]), places[1]
         arriving = joined(out_labels, [avals[o].shape for o in eqn.outs])
-        found = None
-        if does.moves is not None and does.moves.back is not None:
-            found = does.moves.back(arriving, eqn.params, shapes)
-        elif (places := sources(eqn, avals, known)) is not None:
-            source, starts = np.concatenate(places[0]), places[1]
-            labels = np.concatenate([lab.reshape(-1) for lab in arriving])
-            parts = np.split(transposed(labels, source, (starts[-1],)), starts[1:-1])
-            found = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
-            if does.repeats and not labels.size and starts[-1]:
-                # repeated no times, as over an empty batch: as for any other batch
-                found = [many(s) for s in shapes]
-        if found is not None:
-            of = dict(zip(operands, found, strict=True))
-            return [of.get(k) if w else None for k, w in enumerate(wanted)]
+        labels = np.concatenate([lab.reshape(-1) for lab in arriving])
+        parts = np.split(transposed(labels, source, (starts[-1],)), starts[1:-1])
+        found = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+        if does.repeats and not labels.size and starts[-1]:
+            # repeated no times, as over an empty batch: as for any other batch
+            found = [many(s) for s in shapes]
+        of = dict(zip(operands, found, strict=True))
+        return [of.get(k) if w else None for k, w in enumerate(wanted)]
     # anything else by its own reverse rule, whose equations are followed
     jaxpr, *rest = _reverse_rule(eqn, avals, wanted)
     if _jax.holds_call(eqn, {'custom_vjp_call'}) and not is_linear(jaxpr, *rest):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
 from typing import Literal
 
-from .._signatures import public
+from .._signatures import is_int, public
 from ..errors import OptionError
 
 CHOICES = {'checkpoint': ('keep', 'inline'), 'linear_loops': ('auto', 'sequential')}
@@ -65,19 +64,14 @@ class Policy:
     groups: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, choices = getattr(self, field.name), CHOICES.get(field.name)
-            if choices and value not in choices:
-                raise OptionError(f'{field.name} is {value!r}; choose one of {choices}.')
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise OptionError(f'{name} is {value!r}; choose one of {choices}.')
         if not isinstance(self.refuse, tuple) or not {*self.refuse} <= {*CONSTRUCTS}:
             raise OptionError(f'refuse is {self.refuse!r}; give a tuple of some of {CONSTRUCTS}.')
         if not isinstance(self.strict, bool):
             raise OptionError(f'strict is {self.strict!r}; give True or False.')
-        if (
-            isinstance(self.unroll, bool)
-            or not isinstance(self.unroll, Integral)
-            or self.unroll < 0
-        ):
+        if not is_int(self.unroll, 0):
             raise OptionError(
                 f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are '
                 'unrolled.'

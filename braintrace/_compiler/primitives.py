@@ -28,13 +28,11 @@ class Moves(NamedTuple):
 
     ``operands``: the positions of the operands whose elements it moves, None for all; the others
     are indices, or a constant that fills gaps. ``by(arrays, params)`` moves NumPy arrays likewise;
-    None: the equation itself is evaluated. ``back(results, params, operand shapes)`` takes that
-    back.
+    None: the equation itself is evaluated.
     """
 
     operands: tuple[int, ...] | None
     by: Callable[[Arrays, Mapping[str, Any]], Arrays] | None = None
-    back: Callable[[Arrays, Mapping[str, Any], list], Arrays] | None = None
 
 
 # For each value the names of its axes, None for an axis that lines up with no other.
@@ -70,9 +68,7 @@ class Properties:
       or draw other numbers.
     - ``apart``: ``(params, operands) -> function or None`` of the same result, element by element
       and by movement, where it combines nothing.
-    - ``mixes``: each element of the result may read every element of the operands. ``fed(params,
-      shapes, numbers of the result's elements)``: for each operand the one that an element feeds,
-      None where it feeds several.
+    - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
     - ``axes``: ``(params, shapes of operands, of results) -> names`` of their axes: those of one
@@ -106,7 +102,6 @@ class Properties:
     alone: bool = False
     apart: Callable[[Mapping[str, Any], Sequence], Callable | None] | None = None
     mixes: bool = False
-    fed: Callable[[Mapping[str, Any], Shapes, np.ndarray], list] | None = None
     whole: bool = False
     retypes: bool = False
     axes: Axes | None = None
@@ -134,31 +129,6 @@ IN_ONE: Linear = lambda varying: sum(varying) == 1
 IN_THE_FIRST: Linear = lambda varying: not any(varying[1:])
 IN_THE_REST: Linear = lambda varying: not varying[0]
 BUT_FOR_PLACES: Linear = lambda varying: not varying[1]
-
-
-# ---- what feeds one element of the result ----
-
-
-def _fed_by_product(p: Mapping, shapes: Shapes, result: np.ndarray) -> list[np.ndarray | None]:
-    """``y @ v``: where one operand has no free axis, an element of the other one stands in a single
-    term.
-    """
-    contracted, batch = p['dimension_numbers']
-    free = [
-        [k for k in range(len(shape)) if k not in (*summed, *beside)]
-        for shape, summed, beside in zip(shapes, contracted, batch, strict=True)
-    ]
-    found: list[np.ndarray | None] = []
-    for k, shape in enumerate(shapes):
-        alone = all(shapes[1 - k][j] == 1 for j in free[1 - k])
-        order = [*batch[k], *free[k], *contracted[k]]
-        kept = [shape[j] for j in order[: len(order) - len(contracted[k])]]
-        spread = result.reshape(*kept, *(1 for _ in contracted[k])) if alone else None
-        if spread is not None:
-            spread = np.broadcast_to(spread, [shape[j] for j in order])
-            spread = spread.transpose(np.argsort(order).tolist())
-        found.append(spread)
-    return found
 
 
 # ---- what rounds ----
@@ -242,20 +212,10 @@ COPY = Moves(FIRST, lambda arrays, p: arrays[:1])
 TRANSPOSE = Moves(FIRST, lambda arrays, p: [arrays[0].transpose(p['permutation'])])
 REVERSE = Moves(FIRST, lambda arrays, p: [np.flip(arrays[0], p['dimensions'])])
 TILE = Moves(FIRST, lambda arrays, p: [np.tile(arrays[0], p['reps'])])
-CONCATENATE = Moves(
-    None,
-    lambda arrays, p: [np.concatenate(arrays, p['dimension'])],
-    lambda arrays, p, shapes: np.split(
-        arrays[0], np.cumsum([s[p['dimension']] for s in shapes])[:-1], p['dimension']
-    ),
-)
+CONCATENATE = Moves(None, lambda arrays, p: [np.concatenate(arrays, p['dimension'])])
 STACK = Moves(None, lambda arrays, p: [np.stack(arrays, p['axis'])])
 UNSTACK = Moves(FIRST, lambda arrays, p: list(np.moveaxis(arrays[0], p['axis'], 0)))
-SPLIT = Moves(
-    FIRST,
-    lambda arrays, p: np.split(arrays[0], np.cumsum(p['sizes'])[:-1], p['axis']),
-    lambda arrays, p, shapes: [np.concatenate(arrays, p['axis'])],
-)
+SPLIT = Moves(FIRST, lambda arrays, p: np.split(arrays[0], np.cumsum(p['sizes'])[:-1], p['axis']))
 # by indices, so the equation is evaluated
 TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
 
@@ -464,7 +424,6 @@ ROWS: dict[str, Properties] = {
         axes=axes_of_product,
         op='product',
         apart=_outer_product,
-        fed=_fed_by_product,
     ),
     'conv_general_dilated': replace(
         MIXING, linear=IN_ONE, axes=axes_of_convolution, op='convolution'

@@ -12,7 +12,7 @@ from ..errors import NotSupportedError
 from .equations import Equation, identity, moved_operands
 from .primitives import NONE
 from .program import dataflow as flow
-from .program.flatten import extending
+from .program.builder import extending
 from .program.leaves import ComplexParts, Split, grid
 from .program.program import Elements, Program, alive, forward_copies, moved_elements, renamed
 

@@ -509,17 +509,16 @@ def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
 
 
 def register_both_forms(
-    spec_of: Callable[[bool], ETPPrimitiveSpec],
-) -> tuple[ETPPrimitive, ETPPrimitive]:
-    """Complete and register the spec for a batch and that for one sample, and tell each of the
-    other.
-    """
+    spec_of: Callable[[bool], ETPPrimitiveSpec], both: bool = True
+) -> tuple[ETPPrimitive, ...]:
+    """Complete and register the spec for a batch and, if ``both``, that for one sample."""
     with all_or_none():
-        batched, single = (register_primitive_spec(completed(spec_of(b))) for b in (True, False))
+        forms = [register_primitive_spec(completed(spec_of(b))) for b in (True, False)[: 1 + both]]
     # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
-    batched.fold_axes = lambda params: (0, 0)
-    single.batched_form = batched
-    return batched, single
+    forms[0].fold_axes = lambda params: (0, 0)
+    for single in forms[1:]:
+        single.batched_form = forms[0]
+    return tuple(forms)
 
 
 def get_primitive_spec(primitive) -> ETPPrimitiveSpec:

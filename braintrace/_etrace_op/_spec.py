@@ -152,10 +152,12 @@ def check_described(spec: ETPPrimitiveSpec) -> None:
             f'a primitive needs a name, found {name!r}; expected a non-empty string.'
         )
     check_callable(f'the implementation of {name!r}', spec.impl)
-    for what, expected in INDICES.items():
+    for what, else_ in (('x_invar_index', ' or None'), ('y_outvar_index', '')):
         value = getattr(spec, what)
-        if not (is_int(value, 0) or (value is None and 'None' in expected)):
-            raise RuleContractError(f'{what} of {name!r} is {value!r}, expected {expected}.')
+        if not (is_int(value, 0) or (value is None and else_)):
+            raise RuleContractError(
+                f'{what} of {name!r} is {value!r}, expected an integer >= 0{else_}.'
+            )
     for what in (*CONTRACTS, 'trainable_invars_fn', 'check'):
         if (value := getattr(spec, what)) is not None:
             kind = f'the rule {what!r}' if what in CONTRACTS else what
@@ -164,12 +166,6 @@ def check_described(spec: ETPPrimitiveSpec) -> None:
         value = getattr(spec, what)
         if isinstance(value, str) or not isinstance(value, Sequence | None):
             raise RuleContractError(f'the spec of {name!r}: {what} is {value!r}, expected a list.')
-
-
-INDICES = {
-    'x_invar_index': 'an integer >= 0 or None',
-    'y_outvar_index': 'an integer >= 0',
-}
 
 
 def check_callable(what: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from .._signatures import refuses
 from ..errors import OptionError
 from ._layouts import bias_at, zeros_trace
 from ._operands import product_operands, with_unit
-from ._primitive import ETPPrimitive, all_or_none, completed, register_primitive_spec
+from ._primitive import ETPPrimitive, register_both_forms
 from ._spec import ETPPrimitiveSpec
 
 
@@ -125,41 +125,31 @@ def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str, *
     }
 
 
-EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in (False, True))
-
-
 def register_forms(
-    name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM
+    name: str, shared: bool, cases: Sequence[tuple] = (), both: bool = True
 ) -> dict[tuple[bool, bool], ETPPrimitive]:
     """The primitives of an einsum by (batched, shared), whose static parameter ``equation``
     describes one sample. ``shared``: an entry of the weight feeds several elements of y.
     """
-    forms = {}
-    with all_or_none():
-        for batched, shared in wanted:
-            spec = ETPPrimitiveSpec(
-                f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
-                _impl,
-                yw_to_w=_yw_to_w,
-                xy_to_dw=functools.partial(_derivative, False),
-                init_drtrl=_init_drtrl,
-                instant_drtrl=functools.partial(_derivative, True) if shared else None,
-                solve_drtrl=_solve if shared else None,
-                trainable_invars_fn=bias_at(2, weight=1),
-                batched=batched,
-                cases=tuple(cases),
-            )
-            forms[batched, shared] = register_primitive_spec(completed(spec))
-    # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
-    for (batched, shared), form in forms.items():
-        if batched:
-            form.fold_axes = lambda params: (0, 0)
-        else:
-            form.batched_form = forms[True, shared]
-    return forms
+
+    def spec_of(batched: bool) -> ETPPrimitiveSpec:
+        return ETPPrimitiveSpec(
+            f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
+            _impl,
+            yw_to_w=_yw_to_w,
+            xy_to_dw=functools.partial(_derivative, False),
+            init_drtrl=_init_drtrl,
+            instant_drtrl=functools.partial(_derivative, True) if shared else None,
+            solve_drtrl=_solve if shared else None,
+            trainable_invars_fn=bias_at(2, weight=1),
+            batched=batched,
+            cases=tuple(cases),
+        )
+
+    return {(form.batched, shared): form for form in register_both_forms(spec_of, both)}
 
 
-FORMS = register_forms('etp_einsum')
+FORMS = register_forms('etp_einsum', False) | register_forms('etp_einsum', True)
 
 
 def parsed(op: str, equation: str) -> tuple[Letters, bool]:

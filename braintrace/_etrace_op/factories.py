@@ -351,8 +351,7 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     sizes = {axis: 2 + i for i, axis in enumerate(dict.fromkeys(x_axes + weight_axes))}
     operands = [x_axes, weight_axes, *([letters.bias] if bias else [])]
     case = arrays(*([sizes[axis] for axis in axes] for axes in operands)), {}
-    wanted = [(form, bool(letters.others)) for form in ((True,) if batched else (True, False))]
-    forms = einsums.register_forms(name, [case], wanted)
+    forms = einsums.register_forms(name, bool(letters.others), [case], both=not batched)
 
     has_bias = bias
 

@@ -2,7 +2,7 @@
 
 A plan: which equations a pass evaluates, in which variants, and what it holds constant.
 
-A *variant* of a value is ``(stopped, silent)``.
+A *variant* of a value is a pair ``(stopped, silent)``.
 
 - ``stopped``: old states of these groups are held constant on the way to it.
 - ``silent``: computed without probes on new states. It is used for operands of a new state's own
@@ -24,15 +24,8 @@ import jax
 from .. import _jax
 from .._compiler import ETraceGraph, Groups, Loop, Program, Remat, forward, old_ancestors
 
-
-class Variant(NamedTuple):
-    """How a value is computed (see the head of this file)."""
-
-    stopped: Groups = 0
-    silent: bool = False
-
-
-EMPTY = Variant()
+Variant = tuple[Groups, bool]
+EMPTY: Variant = 0, False
 PROBE, X = 'probe', 'x'
 Key = tuple[Any, Any]  # (value, variant); (PROBE, op) of the probe on an op's y, (X, op) of its x
 
@@ -123,7 +116,7 @@ class TwoSided:
         if value in self.new:
             # a new state is one value for all readers; its own equation reads others silently
             probe = self.new[value] if self.probes and not silent else None
-            return Read(value, Variant(0, reads_new), probe=probe)
+            return Read(value, (0, reads_new), probe=probe)
         if value in self.old:
             stop = bool(stopped >> self.old[value] & 1)
             live = self.probes and not silent and not stop
@@ -131,7 +124,7 @@ class TwoSided:
         if value not in self.program.producer:
             return Read(value)
         # variants of a value differ only by the states behind it
-        return Read(value, Variant(stopped & self.old_behind[value], silent and reads_new))
+        return Read(value, (stopped & self.old_behind[value], silent and reads_new))
 
     def operands(self, i: int, variant: Variant) -> list[Read]:
         """How equation ``i`` reads its operands to make its results in ``variant``."""
@@ -139,7 +132,7 @@ class TwoSided:
         if self.whole and eqn.extra:
             constant = True
         elif i in self.cuts:
-            variant = Variant(variant.stopped | self.recurrent[i], False)
+            variant = variant[0] | self.recurrent[i], False
         reads = [self.read(v, variant) for v in eqn.ins]
         return [r._replace(stop=True) for r in reads] if constant else reads
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 
 from .. import _jax
 from .._compiler import PROPERTIES
-from .dataflow import live_equations, variables
+from .dataflow import live_equations
 
 CONSTANT, INPUT, CARRY = 0, 1, 2  # what a value depends on; bits
 
@@ -33,8 +32,6 @@ def rewritten(
     - Equal equations are one. Additions of zero and products with one are gone.
     - A matrix product of things that stand beside each other is a sum of products, where these do
       not depend on the same: ``[x, h] @ W`` is ``x @ W_x + h @ W_h``.
-    - A split of such a sum is a sum of splits, and a product of which a part is wanted makes that
-      part only.
     - An element-wise function of constants that are repeated, as a leak for all lanes, is repeated
       itself.
     """
@@ -43,8 +40,7 @@ def rewritten(
     def run(*args):  # what a rewriter notes of the values under way ends with it
         kinds = [CONSTANT] * constant + [CARRY] * carry + [INPUT] * (len(args) - constant - carry)
         values = [_Value(x, kind) for x, kind in zip(args, kinds, strict=True)]
-        rewriter = _Rewriter(live, jaxpr.outvars, differentiable)
-        return [v.x for v in rewriter.evaluated(jaxpr, live, consts, values)]
+        return [v.x for v in _Rewriter(differentiable).evaluated(jaxpr, live, consts, values)]
 
     made = jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))
     jaxpr, consts = _jax.closed_jaxpr(made)
@@ -70,13 +66,9 @@ class _Value:
 class _Rewriter:
     """One rewriting of some equations, and what it has made so far."""
 
-    def __init__(self, equations: list, results: list, differentiable: bool):
+    def __init__(self, differentiable: bool):
         self.differentiable = differentiable
         self.seen: dict[Hashable, list[_Value]] = {}
-        # how often each value is read
-        self.readers = Counter(variables(results))
-        for eqn in equations:
-            self.readers.update(variables(eqn.invars))
 
     def evaluated(self, jaxpr, eqns, consts, args: list[_Value]) -> list[_Value]:
         given = *map(_given, consts), *args
@@ -90,7 +82,7 @@ class _Rewriter:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn, ins: list[_Value]) -> list:
+    def _equation(self, eqn, ins: list[_Value]) -> list[_Value]:
         name = eqn.primitive.name
         if eqn.effects:  # it happens as often as it is written
             return self._new(eqn, ins)
@@ -98,8 +90,6 @@ class _Rewriter:
             return ins
         if name == 'dot_general':
             return [self._product(eqn, *ins)]
-        if name == 'split':
-            return self._split(eqn, ins[0])
         # an ETP op becomes the equations of its implementation
         implementation = getattr(eqn.primitive, 'impl_fn', None)
         if implementation is not None and not eqn.primitive.lowering:
@@ -209,7 +199,7 @@ class _Rewriter:
             return None
         return key, values
 
-    # products and splits of what stands beside each other -----------------------------------------
+    # products of what stands beside each other ----------------------------------------------------
 
     def _product(self, eqn, *ins: _Value) -> _Value:
         """A product, as a sum over the pieces of an operand that are of several kinds."""
@@ -222,75 +212,16 @@ class _Rewriter:
             if axis not in dims:
                 continue
             # [x, h] @ W: the other operand is cut where the pieces meet
-            along = (right, left)[side][dims.index(axis)]
-            total, start = None, 0
+            along, other = (right, left)[side][dims.index(axis)], ins[1 - side]
+            terms, low, high = [], [0] * other.x.ndim, list(other.x.shape)
             for piece in joined.ins:
-                stop = start + piece.x.shape[axis]
-                part = self._part(eqn, ins[1 - side], along, start, stop)
-                term = self._product(eqn, *((piece, part) if side == 0 else (part, piece)))
-                total = term if total is None else self._like(eqn, jax.lax.add_p, {}, total, term)
-                start = stop
-            if total is not None:
-                return total
+                high[along] = low[along] + piece.x.shape[axis]
+                bounds = {'start_indices': tuple(low), 'limit_indices': tuple(high)}
+                part = self._like(eqn, jax.lax.slice_p, {**bounds, 'strides': None}, other)
+                terms.append(self._product(eqn, *((piece, part) if side == 0 else (part, piece))))
+                low[along] = high[along]
+            return functools.reduce(partial(self._like, eqn, jax.lax.add_p, {}), terms)
         return self._bound(eqn, *ins)[0]
-
-    def _part(self, eqn, value: _Value, axis: int, start: int, stop: int) -> _Value:
-        if start == 0 and stop == value.x.shape[axis]:
-            return value
-        low, high = [0] * value.x.ndim, list(value.x.shape)
-        low[axis], high[axis] = start, stop
-        params = {'start_indices': tuple(low), 'limit_indices': tuple(high), 'strides': None}
-        if value.made_by('slice') and value.made.params['strides'] is None:  # a part of a part
-            first = value.made.params['start_indices']
-            params['start_indices'] = tuple(a + b for a, b in zip(first, low, strict=True))
-            params['limit_indices'] = tuple(a + b for a, b in zip(first, high, strict=True))
-            (value,) = value.ins
-        return self._like(eqn, jax.lax.slice_p, params, value)
-
-    def _split(self, eqn, value: _Value) -> list:
-        """A split, made where the terms of a sum are of several kinds."""
-        # split(a + b) is split(a) + split(b), where one of them waits for the carry
-        sums = []
-        while value.made_by('add') and len({v.kind & CARRY for v in value.ins}) > 1:
-            if any(np.shape(v.x) != value.x.shape for v in value.ins):
-                break
-            sums.append(value)
-            (value,) = (v for v in value.ins if v.kind & CARRY)
-        found = self._parts(eqn, value)
-        for total in reversed(sums):
-            terms = [found if v.kind & CARRY else self._parts(eqn, v) for v in total.ins]
-            found = [
-                None if None in pair else self._bound(total.made, *pair)[0]
-                for pair in zip(*terms, strict=True)
-            ]
-        return found
-
-    def _parts(self, eqn, value: _Value) -> list:
-        """The parts of a value; None for those that nobody reads and that need not be made."""
-        sizes, axis = eqn.params['sizes'], eqn.params['axis']
-        # split(x @ W) with parts that nobody reads makes only the other ones
-        wanted = [self.readers[v] > 0 for v in eqn.outvars]
-        alone = self.readers[eqn.invars[0]] == 1 and not all(wanted)
-        if not (alone and value.made_by('dot_general')):
-            return self._bound(eqn, value)
-        # the operand of the product that has the axis of the result, behind those of the batch
-        contracted, batch = value.made.params['dimension_numbers']
-        at = len(batch[0])
-        for side, operand in enumerate(value.ins):
-            summed = {*contracted[side], *batch[side]}
-            free = [d for d in range(operand.x.ndim) if d not in summed]
-            if at <= axis < at + len(free):
-                break
-            at += len(free)
-        else:
-            return self._bound(eqn, value)
-        outs, start = [], 0
-        for size, there in zip(map(int, sizes), wanted, strict=True):
-            pair = list(value.ins)
-            pair[side] = self._part(eqn, operand, free[axis - at], start, start + size)
-            outs.append(self._bound(value.made, *pair)[0] if there else None)
-            start += size
-        return outs
 
 
 def _repeats(ins: Sequence[_Value]) -> bool:

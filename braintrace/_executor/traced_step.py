@@ -314,7 +314,7 @@ class Blocks:
     def _way(self, eqn) -> Callable | None:
         """What maps an equation over time; None for a convolution whose batch is time."""
         if keeps_its_order(eqn):
-            return one_by_one
+            return lambda step: partial(jax.lax.map, step)  # one after the other
         shared = jax.device_count() > 1 and eqn.primitive.name == 'conv_general_dilated'
         if shared and eqn.params['batch_group_count'] == 1:
             x, kernel = map(self.parts.varies, eqn.invars)
@@ -334,11 +334,6 @@ def _convolved(eqn, x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jnp.moveaxis(y, of_result, 0)
 
     return jax.vmap(of_lane, 1 + lanes, 1 + of_result)(x)
-
-
-def one_by_one(step: Callable) -> Callable:
-    """A step of each time, one after the other."""
-    return partial(jax.lax.map, step)
 
 
 def _repeats(eqn) -> bool:

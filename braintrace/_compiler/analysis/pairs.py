@@ -127,38 +127,26 @@ class WayBack:
             return self._through_marker(i, eqn, eqn.loop, outs)
         if eqn.does.elementwise:
             return [(v, outs[0]) for v in eqn.ins]
-        operands = moved_operands(eqn)
-        others = (v for k, v in enumerate(eqn.ins) if k not in operands)
-        if operands and not any(self.d_pass.depends[v] & self.wanted for v in others):
-            moved = sources(eqn, self.program.avals, self.d_pass.known(i))
-            if moved is not None:
-                return self._moved(eqn, *moved, outs)
-        return self._by_labels(i, eqn, outs)
-
-    def _moved(
-        self, eqn: Equation, places: Sequence, starts: np.ndarray, outs: Sequence
-    ) -> list[tuple[int, Pairs]]:
-        """By the element that was moved to each element of the results."""
-        found = []
-        for k, first, end in zip(moved_operands(eqn), starts, starts[1:], strict=False):
-            for source, pairs in zip(places, outs, strict=True):
-                if pairs is not None:
-                    result, position = np.divmod(pairs, self.size)
-                    here = (source[result] >= first) & (source[result] < end)
-                    moved = (source[result] - first) * self.size + position
-                    found.append((eqn.ins[k], ascending(moved[here])))
-        return found
-
-    def _by_labels(self, i: int, eqn: Equation, outs: Sequence) -> list[tuple[int, Pairs]]:
-        """By the result's element that each operand's element feeds, if it is one."""
-        avals, found = self.program.avals, []
+        # by the element that was moved to each element of a result, or else by the result's element
+        # that each operand's element feeds, if it is one
+        operands, avals, known = moved_operands(eqn), self.program.avals, self.d_pass.known(i)
         relevant = [bool(self.d_pass.depends[v] & self.wanted) for v in eqn.ins]
+        by_index = any(wanted for k, wanted in enumerate(relevant) if k not in operands)
+        moved = sources(eqn, avals, known) if operands and not by_index else None
+        found = []
         for k, pairs in enumerate(outs):
             if pairs is None:
                 continue
+            if moved is not None:
+                source, starts = moved[0][k], moved[1]
+                for at, first, end in zip(operands, starts, starts[1:], strict=False):
+                    (result,) = np.nonzero((source >= first) & (source < end))
+                    element = source[result] - first
+                    found.append((eqn.ins[at], self._joined(element, result, pairs)))
+                continue
             labels: list = [None] * len(outs)
             labels[k] = lb.identity(avals[eqn.outs[k]].shape)
-            ins = backward(eqn, avals, labels, self.d_pass.known(i), relevant)
+            ins = backward(eqn, avals, labels, known, relevant)
             for at, (v, fed) in enumerate(zip(eqn.ins, ins, strict=True)):
                 if fed is None:
                     continue

@@ -52,7 +52,13 @@ def find_positions(program: Program) -> Positions:
             continue
         # all sweeps agree with the cuts: now look at states and ops together
         before, done = len(d_pass.mixing), [s for s in sweeps if s is not None]
-        groups = _groups(done)
+        # states that read each other position by position, directly or by others, are a group
+        sets, members = Sets(), {}
+        for s, sweep in enumerate(done):
+            sets.join((s, r) for r, labels in sweep.old.items() if sweep.couples(r, labels))
+        for s in range(len(done)):
+            members.setdefault(sets.find(s), []).append(s)
+        groups = list(map(tuple, members.values()))
         # a new state must not read another position of its group's old states
         for s, r in ((s, r) for states in groups for s in states for r in states):
             labels = done[s].old.get(r)
@@ -81,16 +87,6 @@ def _forget(sweeps: list[Sweep | None], cuts: list[int]) -> None:
             sweeps[s] = None
 
 
-def _groups(sweeps: list[Sweep]) -> list[tuple[int, ...]]:
-    """States that read each other position by position, directly or by others."""
-    sets, groups = Sets(), {}
-    for s, sweep in enumerate(sweeps):
-        sets.join((s, r) for r, labels in sweep.old.items() if sweep.couples(r, labels))
-    for s in range(len(sweeps)):
-        groups.setdefault(sets.find(s), []).append(s)
-    return [tuple(states) for states in groups.values()]
-
-
 # complex states -----------------------------------------------------------------------------------
 #
 # Complex hidden states that have no complex derivative, and so become two real states.
@@ -104,14 +100,11 @@ def _groups(sweeps: list[Sweep]) -> list[tuple[int, ...]]:
 def split_among_real_states(program: Program, positions: Positions) -> None:
     """Raise :class:`MustSplit` for complex states of a group that has real ones too."""
     for states in positions.groups:
-        found = [program.hidden[s] for s in states if is_complex(_new(program, s))]
+        found = [program.hidden[s] for s in states]
+        found = [c for c in found if is_complex(program.avals[program.new_carry[c]])]
         if found and len(found) < len(states):
             i = program.producer.get(program.new_carry[found[0]])
             split_in_parts(program, found, '' if i is None else program.equations[i].where)
-
-
-def _new(program: Program, s: int):
-    return program.avals[program.new_states[s]]
 
 
 def split_where_entries_are_real(

@@ -246,7 +246,23 @@ def marked_at_border(build: Builder, value: int, where: str, name: str) -> int:
 
 # splicing -----------------------------------------------------------------------------------------
 #
-# Equations that are put into a finished program.
+# Equations that are added to a finished program.
+
+
+def extending(program: Program) -> Builder:
+    """A builder of further equations of a program's values; it holds no equation yet."""
+
+    def lowered(build: Builder, eqn, ins: list[int], where: str) -> list[int]:
+        body = _jax.inlinable(eqn)
+        if body is not None:
+            return build.call(*_jax.closed_jaxpr(body), ins, where)
+        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), where, origin=eqn)
+        return build.append(flat, [v.aval for v in eqn.outvars])
+
+    build = Builder(lowered)
+    build.avals, build.depth = list(program.avals), [0] * len(program.avals)
+    build.constants = dict(program.constants)
+    return build
 
 
 class Splicing:
@@ -255,11 +271,7 @@ class Splicing:
     """
 
     def __init__(self, program: Program):
-        self.program = program
-        self._build = Builder(_lowered)
-        self._build.avals = list(program.avals)
-        self._build.depth = [0] * len(program.avals)
-        self._build.constants = dict(program.constants)
+        self.program, self._build = program, extending(program)
         self._before: dict[int, list[Equation]] = {}
         self._names: dict[int, list[tuple[int, int]]] = {}
 
@@ -306,11 +318,3 @@ class Splicing:
             equations=tuple(equations),
             **(results | changes),
         )
-
-
-def _lowered(build: Builder, eqn, ins: list[int], where: str) -> list[int]:
-    body = _jax.inlinable(eqn)
-    if body is not None:
-        return build.call(*_jax.closed_jaxpr(body), ins, where)
-    flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), where, origin=eqn)
-    return build.append(flat, [v.aval for v in eqn.outvars])

@@ -54,26 +54,26 @@ def forward(
 
     Equation ``i`` passes on ``keep(i, facts)``; ``silent`` values pass nothing.
     """
-    return _follow(program, start, keep, True, silent, None)
+    return _follow(program, start, keep, silent=silent)
 
 
 def backward(
     program: Program,
     start: Mapping[int, int],
     keep: Callable[[int, int], int] = _all,
-    skip: Callable[[int, int], bool] | None = None,
+    skip: Callable[[int, int], bool] = lambda i, k: False,
 ) -> list[int]:
     """The facts that each value leads to, but for operands ``skip(i, k)``."""
-    return _follow(program, start, keep, False, (), skip)
+    return _follow(program, start, keep, ahead=False, skip=skip)
 
 
 def _follow(
     program: Program,
     start: Mapping[int, int],
     keep: Callable[[int, int], int],
-    ahead: bool,
-    silent: Collection[int],
-    skip: Callable[[int, int], bool] | None,
+    ahead: bool = True,
+    silent: Collection[int] = (),
+    skip: Callable[[int, int], bool] = lambda i, k: False,
 ) -> list[int]:
     """Facts from operands to results, or not ``ahead`` from results to operands."""
     facts = [0] * len(program.avals)
@@ -88,7 +88,7 @@ def _follow(
             found = union(facts, (v for v in sources if v not in silent))
             if found and (found := keep(i, found)):
                 for k, v in enumerate(targets):
-                    if skip is None or not skip(i, k):
+                    if not skip(i, k):
                         facts[v] |= found
         else:
             # the border of a loop passes facts on slot by slot

@@ -13,7 +13,7 @@ from ... import _jax
 from ..._etrace_op import AUTOMATIC, is_etp_primitive
 from ...errors import NotSupportedError
 from ..equations import Equation, Remat, is_inexact
-from ..policy import DEFAULT, Policy
+from ..policy import Policy
 from .builder import Builder, marked_at_border, marked_operands, note
 from .control_flow import (
     descended,
@@ -229,11 +229,3 @@ def flatten(step: Step, lowering: Lowering, trainable: Callable, hidden: Callabl
         to_mark=to_mark,
         raw_keys=step.raw_keys,
     )
-
-
-def extending(program: Program) -> Builder:
-    """A builder of further equations of a program's values; it holds no equation yet."""
-    build = Builder(Lowering(DEFAULT))
-    build.avals, build.depth = list(program.avals), [0] * len(program.avals)
-    build.constants = dict(program.constants)
-    return build
