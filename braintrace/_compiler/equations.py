@@ -108,7 +108,6 @@ def is_inexact(aval) -> bool:
 
 
 def is_complex(aval) -> bool:
-    """Whether an array or its description has complex numbers."""
     return jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
@@ -139,10 +138,7 @@ def is_linear(jaxpr, consts: Sequence, flags: Sequence[bool]) -> bool:
 
 def _through(jaxpr, consts: Sequence, kinds: Sequence[int]) -> list[int]:
     """The kinds of the results."""
-
-    def of_literal(atom) -> int:
-        return _of_number(_jax.literal(atom))
-
+    of_literal = lambda atom: _of_number(_jax.literal(atom))
     return _jax.walk(jaxpr, map(_of_number, consts), kinds, _equation, of_literal)
 
 

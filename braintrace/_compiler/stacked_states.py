@@ -14,7 +14,7 @@ from .primitives import NONE
 from .program import dataflow as flow
 from .program.builder import extending
 from .program.leaves import ComplexParts, Split, grid
-from .program.program import Elements, Program, alive, forward_copies, moved_elements, renamed
+from .program.program import Elements, Program, alive, forward_copies, renamed
 
 # assembly -----------------------------------------------------------------------------------------
 #
@@ -399,7 +399,9 @@ def taken_apart(program: Program, splits: Mapping[int, Split | ComplexParts | No
     if not any(map(assembles, program.equations)) and not forced:
         return program
     # delay lines first, then leaves that are put together from several values
-    origins, elements = Origins(program, {}), moved_elements(program)
+    origins, elements = Origins(program, {}), Elements(program)
+    for eqn in program.equations:
+        elements.moved.update(elements.moved_by(eqn))
     lines = {c: s for c in asked if (s := delay_line(program, elements, c)) is not None}
     rest = (c for c in asked if c not in lines)
     found = lines | {c: s for c in rest if (s := origins.split(c, elements)) is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 from collections import UserDict
@@ -477,19 +476,6 @@ def _registered(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     return primitive
 
 
-@contextlib.contextmanager
-def all_or_none() -> Iterator[None]:
-    """Undo every registration made inside if anything raises."""
-    before = set(ETP_PRIMITIVES)
-    try:
-        yield
-    except BaseException:  # also an interrupt; it is raised again below
-        for primitive in ETP_PRIMITIVES - before:
-            ETP_PRIMITIVES.discard(primitive)
-            ETP_PRIMITIVE_SPECS.pop(primitive, None)
-        raise
-
-
 def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
     """The spec with the rules that every op can derive from its function: ``xy_to_dw`` is its VJP,
     which sums over a batch, and ``init_pp`` has y's shape.
@@ -512,8 +498,14 @@ def register_both_forms(
     spec_of: Callable[[bool], ETPPrimitiveSpec], both: bool = True
 ) -> tuple[ETPPrimitive, ...]:
     """Complete and register the spec for a batch and, if ``both``, that for one sample."""
-    with all_or_none():
+    before = set(ETP_PRIMITIVES)
+    try:
         forms = [register_primitive_spec(completed(spec_of(b))) for b in (True, False)[: 1 + both]]
+    except BaseException:  # also an interrupt: all forms are registered, or none
+        for primitive in ETP_PRIMITIVES - before:
+            ETP_PRIMITIVES.discard(primitive)
+            ETP_PRIMITIVE_SPECS.pop(primitive, None)
+        raise
     # under ``jax.vmap`` over x alone a batch takes the mapped axis in, and one sample gets a batch
     forms[0].fold_axes = lambda params: (0, 0)
     for single in forms[1:]:

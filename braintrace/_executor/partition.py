@@ -72,7 +72,6 @@ class Dataflow:
         self.reads = dependence(jaxpr, sets, effect=at)
 
     def varies(self, v) -> bool:
-        """Whether a value differs from step to step."""
         return bool(self.reads(v))
 
     @cached_property
@@ -185,10 +184,10 @@ class Partition(Dataflow):
             reached = list(levels)
             for eqn in self.jaxpr.eqns:
                 level = max((of[v] for v in variables(eqn.invars)), default=-1)
-                own = inside.get(eqn.outvars[0])
+                own, does = inside.get(eqn.outvars[0]), PROPERTIES[eqn.primitive.name]
                 if own is not None:
                     level = reached[own] = max(level + level % 2, reached[own])
-                elif opens_a_level(eqn):
+                elif does.mixes or not does.axes:  # worth to run for all steps at once
                     level += 1 - level % 2
                 of.update(dict.fromkeys(eqn.outvars, level))
             for s, members in enumerate(self._sets):  # a carry without a cycle waits for its value
@@ -259,11 +258,6 @@ class Partition(Dataflow):
             loops.append(LoopPart(carries, *parts))
             wanted, given = wanted | outer, given | stacked
         return tuple(reversed(loops))
-
-
-def opens_a_level(eqn) -> bool:
-    """Whether it is worth to run an equation for all steps at once, between two loops."""
-    return PROPERTIES[eqn.primitive.name].mixes or not PROPERTIES[eqn.primitive.name].axes
 
 
 class Flow:

@@ -346,13 +346,9 @@ class Plan:
         uses = Counter(k for step in steps for k in step.needs)
         uses.update(read_behind)
         found: list[Planned] = []
-
-        def region_of(step: Planned) -> Any:
-            return step.scope[depth] if len(step.scope) > depth else None
-
-        for region, group in itertools.groupby(steps, region_of):
-            if isinstance(region, Remat):
-                found.append(self.recomputed(region, list(group), depth, uses))
+        for scope, group in itertools.groupby(steps, lambda step: step.scope[depth : depth + 1]):
+            if scope and isinstance(scope[0], Remat):
+                found.append(self.recomputed(scope[0], list(group), depth, uses))
             else:
                 found += group
         return found

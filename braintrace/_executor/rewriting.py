@@ -225,7 +225,6 @@ class _Rewriter:
 
 
 def _repeats(ins: Sequence[_Value]) -> bool:
-    """Whether only constants are read."""
     return bool(ins) and all(v.kind == CONSTANT for v in ins)
 
 

@@ -22,8 +22,6 @@ from .partition import Dataflow, Partition, nbytes
 from .rewriting import rewritten
 
 # sums over the steps of a block -------------------------------------------------------------------
-#
-# Sums of a step's values over the steps of a block.
 
 
 class Part(NamedTuple):
@@ -170,7 +168,6 @@ class Constants(dict):
 
 
 def _value(v, env: Mapping):
-    """The value of a variable or of a literal."""
     return _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
 
 
@@ -378,7 +375,6 @@ class Steps(NamedTuple):
     once: Any = None
 
     def at(self, k: int):
-        """The values of one step."""
         return self.open(jax.tree.map(lambda a: a[k], self.rows))
 
     @property

@@ -24,7 +24,6 @@ from .rows import (
     FORGETS,
     GATE,
     CutRow,
-    DiagnosticRow,
     GroupRow,
     LeftOut,
     ParameterRow,
@@ -81,7 +80,7 @@ def forgotten(graph: ETraceGraph, rule: Any, remembers: bool) -> frozenset[str]:
     return frozenset(() if remembers else (r.key for r in relations))
 
 
-# ---- cuts, groups and diagnostics ----
+# ---- cuts and groups ----
 
 
 def cut_rows(graph: ETraceGraph) -> tuple[CutRow, ...]:
@@ -134,15 +133,6 @@ def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ..
         )
         for group in graph.hidden_groups
     )
-
-
-def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
-    """Equal rows of several equations at one line are one row."""
-    rows = (
-        DiagnosticRow(d.kind, d.level, message(graph, d), d.path, d.location)
-        for d in graph.diagnostics
-    )
-    return tuple(dict.fromkeys(rows))
 
 
 # ---- relations and their trace ----

@@ -240,7 +240,12 @@ def make_report(graph: ETraceGraph, rule: Any, share_of: Callable | None = None)
             graph, cuts, relations, left_out, contents.forgotten(graph, rule, remembers)
         ),
         cuts=cuts,
-        diagnostics=contents.diagnostic_rows(graph),
+        diagnostics=tuple(  # equal rows of several equations at one line are one row
+            dict.fromkeys(
+                DiagnosticRow(d.kind, d.level, message(graph, d), d.path, d.location)
+                for d in graph.diagnostics
+            )
+        ),
         graph=graph,
         share_of=share_of,
     )

@@ -51,9 +51,6 @@ class DPass:
         self.depends = flow.forward(program, start, lambda i, found: 0 if i in stops else found)
         self.mixing: dict[int, str] = {}
 
-    def cut(self, i: int, why: str) -> None:
-        self.mixing[i] = why
-
     def known(self, i: int) -> list:
         return [self.program.constants.get(v) for v in self.program.equations[i].ins]
 

@@ -74,7 +74,7 @@ def find_positions(program: Program) -> Positions:
             behind = flow.reach(program, program.y_of(op), program.op_set)
             mixing = done[s].way.mixing
             for i in (i for i in mixing if not behind.isdisjoint(program.equations[i].ins)):
-                d_pass.cut(i, MERGES_RESULT)
+                d_pass.mixing[i] = MERGES_RESULT
         if len(d_pass.mixing) == before:
             return Positions(d_pass, groups, done)
         _forget(sweeps, list(d_pass.mixing)[before:])

@@ -132,7 +132,8 @@ class Sweep:
             for j in makers:
                 if j is not None:
                     # the border of a loop is no equation that could be cut
-                    self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
+                    k = j if self.program.equations[j].loop is None else i
+                    self.d_pass.mixing[k] = MERGES
         else:
             # A value that reads a y, and old states of other shapes only, waits: its positions can
             # not agree with this state in any case. A cut here would cut y as well, so the path of
@@ -143,7 +144,7 @@ class Sweep:
             for v in several:
                 foreign = not (depends[v] >> OTHERS) & alike
                 if depends[v] & OLD and not (foreign and depends[v] & Y):
-                    self.d_pass.cut(i, MERGES)
+                    self.d_pass.mixing[i] = MERGES
         # values that read clocks alone have no trace
         return [
             None if v in several and not depends[v] & (OLD | Y) else lab
@@ -176,7 +177,7 @@ class Sweep:
                 if own is None or lb.disagree(lab, own):
                     loop, before = self.program.equations[i].loop, len(self.d_pass.mixing)
                     if loop is None:
-                        self.d_pass.cut(i, MOVES)
+                        self.d_pass.mixing[i] = MOVES
                         continue
                     # At the border of a loop, an equation inside is cut; if none is to blame, the
                     # loop is unrolled.
@@ -242,4 +243,4 @@ class Sweep:
                 elif eqn.loop is not None:
                     raise MustUnroll(eqn.loop)
                 else:
-                    self.d_pass.cut(i, MOVES)
+                    self.d_pass.mixing[i] = MOVES

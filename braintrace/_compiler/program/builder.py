@@ -16,8 +16,6 @@ from ..equations import Equation, Loop, Region, is_inexact, moved_operands
 from .program import Program, renamed
 
 # builder ------------------------------------------------------------------------------------------
-#
-# Builds a flat program: numbers values, and puts equations into their loops.
 
 
 FOLD_LIMIT = 1 << 16  # elements of a constant that is worked out while building

@@ -73,11 +73,8 @@ def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:
         v if k in weights and v in build.pure else gated(build, v) for k, v in enumerate(eqn.ins)
     ]
     x = eqn.primitive.x_invar_index
-
-    def zero_unless(taken, x):
-        return jax.lax.select_n(taken, jnp.zeros_like(x), x)
-
     if x is not None:
+        zero_unless = lambda taken, x: jax.lax.select_n(taken, jnp.zeros_like(x), x)
         ins[x] = build.plain(zero_unless, [build.branches[-1].taken, ins[x]], eqn.where)
     return replace(eqn, ins=tuple(ins), conditional=True)
 
@@ -172,19 +169,13 @@ def peeled(build: Builder, eqn, parts, ins: list[int], where: str) -> list[int]:
     """A loop and then its last iteration, so that readers of the last carry read the new state."""
     consts, init, xs = parts.split(ins)
     n, first = parts.length - 1, int(parts.reverse)
-
-    def most(rows):
-        return jax.lax.slice_in_dim(rows, first, first + n)
-
+    most = lambda rows: jax.lax.slice_in_dim(rows, first, first + n)
     rest = [build.traced(most, [x], where)[0] for x in xs]
     last = [_row(build, x, 0 if first else n, where) for x in xs]
     outs = descended(build, eqn, parts._replace(length=n), [*consts, *init, *rest], where)
     carry = outs[: parts.num_carry]
     ends = build.call(parts.body, parts.consts, [*consts, *carry, *last], where)
-
-    def join(rows, row):
-        return jnp.concatenate([row[None], rows] if first else [rows, row[None]])
-
+    join = lambda rows, row: jnp.concatenate([row[None], rows] if first else [rows, row[None]])
     rows = zip(outs[parts.num_carry :], ends[parts.num_carry :], strict=True)
     return [*ends[: parts.num_carry], *(build.traced(join, pair, where)[0] for pair in rows)]
 

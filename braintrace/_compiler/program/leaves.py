@@ -107,7 +107,6 @@ class Split:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each piece."""
         return tuple(map(str, range(len(self.places))))
 
     @property
@@ -120,12 +119,10 @@ class Split:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shape of each piece."""
         return tuple(places.shape for places in self.places)
 
     @property
     def dtype(self):
-        """The dtype of the pieces."""
         return self.aval.dtype
 
     def apart(self, leaf) -> list:

@@ -18,14 +18,12 @@ from ..primitives import NONE
 from .leaves import ComplexParts, Split, path_name
 
 # program ------------------------------------------------------------------------------------------
-#
-# The step of a model as a flat program: values are integers, equations are records, calls are
-# inlined.
 
 
 @dataclass(frozen=True)
 class Program:
-    """One step ``(params, carry, *inputs) -> (outputs, carry)``.
+    """One step ``(params, carry, *inputs) -> (outputs, carry)``: values are integers, equations are
+    records, calls are inlined.
 
     ``hidden`` holds positions in ``carry``, ``trainable`` positions in ``params``. ``constants``:
     value number -> array. Trees rebuild the user's structures from flat leaves. ``leaf_keys``: the
@@ -259,13 +257,6 @@ class Elements:
         a, b = self.avals[owner], self.avals[value]
         alike = (a.shape, a.dtype) == (b.shape, b.dtype)
         return owner if alike and (ids == self.of(owner)).all() else None
-
-
-def moved_elements(program: Program) -> Elements:
-    elements = Elements(program)
-    for eqn in program.equations:
-        elements.moved.update(elements.moved_by(eqn))
-    return elements
 
 
 # copy propagation ---------------------------------------------------------------------------------

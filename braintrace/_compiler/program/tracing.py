@@ -85,8 +85,6 @@ def _of_body(eqn, body, outs: list[bool]) -> list[bool]:
 
 
 # tracing ------------------------------------------------------------------------------------------
-#
-# A step function, traced: its jaxpr, and the trees of the user's structures.
 
 
 FRAMEWORKS = {'blox', 'brainstate', 'equinox', 'flax'}  # of which there are adapters
