@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, HiddenGroup, Relation
 from .._executor import Vector
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
-from .entries import OpTrace, apart, if_any, reads_weights
+from .entries import OpTrace, apart, if_any, reads_weights, solved
 from .layout import (
     Pair,
     States,
@@ -143,7 +143,7 @@ class DRTRL(PositionWise, Windowed):
         credit, steps = backwards(graph, window, keep, late)
         # gradient = sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >; a reset at the start ends e_0
         first = None if resets is None else resets[0]
-        past = _past(graph, trace, unwritten, window.t[0], first)
+        past = _past(graph, trace, unwritten, window.first, first)
         grads = _gradient(network, past, window, credit)
         return grads, _behind(graph, unwritten, window, steps) if keep else None
 
@@ -186,7 +186,7 @@ class DRTRL(PositionWise, Windowed):
         _, _, signals = step.steps.at(0)
         dy = jax.tree.map(lambda a: a[None], signals.dy)
         entries, _ = _apart(after if NEWEST in before else before)
-        return _gradient(network, Past(entries, step.t[0] > 0, None), step, (signals.c, dy))
+        return _gradient(network, Past(entries, step.first > 0, None), step, (signals.c, dy))
 
     # when the trace is written --------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ def _behind(
     """What is not written after a window: ``e_K = p_0 e_0 + sum_t push_t (x) x_t``; any reset ends
     ``e_0``. ``steps``: those of the window, of a trace that is written late all but the last.
     """
-    past, newest = unwritten.all(graph, window.t[0]), unwritten.newest
+    past, newest = unwritten.all(graph, window.first), unwritten.newest
     if past is not None:
         past = past if window.resets is None else past.without(graph, window.resets.any(0))
         steps = past if steps is None else past.then(graph, steps)
@@ -316,10 +316,12 @@ def _with_history(
             signals = by_pair(graph, lambda pair: pair.gathered(lam))
             signals = gathered_once(graph, alive, signals)
 
-            def one(pair: Pair):
-                return _entry_of(network, pair).solve(*arguments(pair, pair.of(signals)))
-
-            return jax.tree.map(lambda g, w: g.astype(w.dtype), by_op(together, one), like)
+            asked = [
+                (_entry_of(network, pair), *arguments(pair, pair.of(signals))) for pair in together
+            ]
+            of_pair = iter(solved(asked))
+            found = by_op(together, lambda pair: next(of_pair))
+            return jax.tree.map(lambda g, w: g.astype(w.dtype), found, like)
 
         grads = add_gradients(grads, read() if groups else if_any(alive, read, like))
     for pair in apart:

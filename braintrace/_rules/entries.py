@@ -234,11 +234,17 @@ class OpTrace:
         """``< signal , e >``: the gradient of the weights from a stored entry, summed over states
         and lanes; of so many groups of lanes apart.
         """
-        op, coords, avals = self.op, self.coords, self.op.weight_avals
-        some = next((x for x in signal if x is not None), None)
-        if some is None:
+        avals = self.op.weight_avals
+        if all(x is None for x in signal):
             zeros = {n: jnp.zeros(a.shape, _jax.wide(a.dtype)) for n, a in avals.items()}
             return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
+        numbers = self._numbers(entry, alive)
+        if groups:
+            return by_group(groups, self._solved, 0, signal, numbers)
+        return self._solved(signal, numbers)
+
+    def _solved(self, signal: Vector, numbers: States) -> Entry:
+        op, coords, avals = self.op, self.coords, self.op.weight_avals
         # a layout that is not the parameter's has a rule of its own, which sums over lanes
         own, product = op.primitive.optional_rule('solve_drtrl'), self.transport
         if own is not None:
@@ -251,31 +257,12 @@ class OpTrace:
             found = product(signal, e)
             return {n: g if is_complex(avals[n]) else jnp.real(g) for n, g in found.items()}
 
-        def of_lanes(signal, numbers):
-            total = dot(signal, by_state(numbers), times)
-            if own is not None:
-                return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
-            # over the lanes and over added axes, to the parameter's shape
-            total = {n: without_added(coords, g) for n, g in total.items()}
-            return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
-
-        def all_at_once():
-            return of_lanes(signal, self._numbers(entry, alive))
-
-        def lane_by_lane():
-            def of_lane(b):
-                here = by_state(self._numbers(*one_lane((entry, alive), b)))
-                return {n: g[0] for n, g in dot(one_lane(signal, b), here, times).items()}
-
-            states = sum(x is not None for x in signal)
-            return sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
-
-        if groups:
-            return by_group(groups, of_lanes, 0, signal, self._numbers(entry, alive))
-        # a processor reads each number once where it sums few lanes at a time
-        if self._is_by_sample and some.ndim and some.shape[0]:
-            return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
-        return all_at_once()
+        total = dot(signal, by_state(numbers), times)
+        if own is not None:
+            return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
+        # over the lanes and over added axes, to the parameter's shape
+        total = {n: without_added(coords, g) for n, g in total.items()}
+        return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
 
     def solve_onto(
         self, onto: Entry, signal: Vector, entry: States, alive: jax.Array, groups: int = 0
@@ -286,7 +273,7 @@ class OpTrace:
 
         def default(onto, signal, entry, alive):
             def read():
-                found = self.solve(signal, entry, alive, groups)
+                (found,) = solved([(self, signal, entry, alive, groups)])
                 return {n: g.astype(onto[n].dtype) for n, g in found.items()}
 
             found = read() if groups else if_any(alive, read, onto)
@@ -555,6 +542,36 @@ def reads_weights(pair: Pair) -> bool:
 
     d = jax.ShapeDtypeStruct(pair.coords.shape, op.y_aval.dtype)
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
+
+
+def solved(asked: Sequence[tuple]) -> list[Entry]:
+    """:meth:`OpTrace.solve` for each ``(trace, *arguments)``. A processor reads each number once
+    where it sums few lanes at a time: traces of as many lanes and states share a loop, since a
+    program of many loops takes long to compile.
+    """
+    found: dict[int, Entry] = {}
+    loops: dict[tuple[int, int], list[int]] = {}
+    for k, (own, signal, entry, alive, groups) in enumerate(asked):
+        there = [x for x in signal if x is not None]
+        by_lane = own._is_by_sample and there and there[0].ndim and not groups
+        if by_lane and len(there[0]):
+            loops.setdefault((len(there[0]), len(there)), []).append(k)
+        else:
+            found[k] = own.solve(signal, entry, alive, groups)
+    for (lanes, states), members in loops.items():
+
+        def all_at_once(members=members):
+            return [own.solve(*args) for own, *args in map(asked.__getitem__, members)]
+
+        def of_lane(b, members=members):
+            here = one_lane([asked[k][1:4] for k in members], b)
+            return [asked[k][0].solve(*args) for k, args in zip(members, here, strict=True)]
+
+        number = max(1, FUSED_STREAMS // states)
+        lane_by_lane = functools.partial(sum_over_lanes, of_lane, lanes, number)
+        each = _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+        found.update(zip(members, each, strict=True))
+    return [found[k] for k in range(len(asked))]
 
 
 def sum_over_lanes(of_lane: Callable, lanes: int, fused: int):

@@ -170,7 +170,7 @@ class ESDRTRL(PositionWise, PendsWhole):
 
     def gradient(self, network, before, after, step):
         _, df, signals = step.steps.at(0)
-        sent = self._sent(network, apart(after), df, signals, step.t[0])
+        sent = self._sent(network, apart(after), df, signals, step.first)
         return self._gradient(network, step.x, *jax.tree.map(lambda a: a[None], sent))
 
     def window(self, network, trace, pending, window, keep):
@@ -205,7 +205,7 @@ class ESDRTRL(PositionWise, PendsWhole):
             slots = self._advanced(network, slots, Factors(x, d, df))
             return slots, sent(network, slots, df, signals, t)
 
-        start = self._started(network, trace, pending, window.t[0])
+        start = self._started(network, trace, pending, window.first)
         along = (window.steps.rows, window.x, window.t)
         last, found = over_time(forward, start, along, auto=network.graph.policy.at_once)
         return joined(last), found

@@ -408,14 +408,14 @@ def _as_pending(
     """A window's steps as pending rows. ``made``: ``p``, which moves the states before it to its
     end, where h owes ``q`` to each step's y.
     """
-    t, resets, (p, q) = window.t, window.resets, made
+    first, resets, (p, q) = window.first, window.resets, made
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in window.x.items() if key in related}
-    alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
+    alive = first > 0 if resets is None else (first > 0) & ~resets.any(0)
     if dead is not None:
         x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
     # of p only what so many steps can carry on is left: a delay line keeps one entry in a row
-    d, moves = window.steps.like[0], len(t) - late
+    d, moves = window.steps.like[0], len(window.t) - late
     p = {g: tuple(map(chosen, rows, reaches(d[g], moves))) for g, rows in p.items()}
     if late:
         # the sums of ops without x leave the last step out, since p is zero there

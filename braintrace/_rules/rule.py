@@ -31,13 +31,15 @@ class Window(NamedTuple):
     """Several steps with constant weights, time as the first axis.
 
     ``x``: the inputs of the ops. ``steps``: each opens to ``(d, df, signals)``. ``t`` (step counts)
-    and ``resets`` (flags, or None) stand before each step. ``sums``: the signals of ops without x,
+    and ``resets`` (flags, or None) stand before each step, ``first`` is the first of these counts:
+    a slice of ``t`` would count again wherever it is read. ``sums``: the signals of ops without x,
     summed over the steps.
     """
 
     x: dict[str, Any]
     steps: Steps
     t: jax.Array
+    first: jax.Array
     resets: jax.Array | None = None
     sums: dict[str, jax.Array] | None = None
 
@@ -45,8 +47,8 @@ class Window(NamedTuple):
     def of_step(cls, factors: Factors, signals: Signals, t: jax.Array) -> Window:
         """One step as a window."""
         x, d, df = factors
-        x, row, t = jax.tree.map(lambda a: a[None], (x, (d, df, signals), t))
-        return cls(x, Steps(row, lambda row: row), t)
+        x, row, ts = jax.tree.map(lambda a: a[None], (x, (d, df, signals), t))
+        return cls(x, Steps(row, lambda row: row), ts, t)
 
     @property
     def newest(self) -> Factors:

@@ -76,7 +76,7 @@ class Stepwise(WritesAtOnce):
         _, _, signals = step.steps.at(0)
         dy = jax.tree.map(lambda a: a[None], signals.dy)
         grads = same_step(network.graph, step.x, dy, network.weights)
-        return add_gradients(grads, self.history(network, before, signals.c, step.t[0]))
+        return add_gradients(grads, self.history(network, before, signals.c, step.first))
 
 
 class StepRule(Stepwise, PositionWise):

@@ -163,6 +163,11 @@ def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) ->
     return counts, counted(counts[-1])
 
 
+def first_count(t: jax.Array, flags: jax.Array | None) -> jax.Array:
+    """The first of these counts."""
+    return t if flags is None else jnp.where(flags[0], 0, t)
+
+
 # Bytes that are stored of a window. XLA needs a third more beside them, and from 32 MiB on glibc
 # maps memory anew at each call.
 WHOLE = 24 * 2**20  # in one window for the whole sequence
@@ -441,6 +446,7 @@ class Run:
             return self._exact(weights, now, pending, part, keep)
         length, traced = len(part.mask), self.traced(part)
         ts, t = counts_along(now.t, part.flags, length)
+        first = first_count(now.t, part.flags)
         if isinstance(self.rule, Stepwise):
             state, at = (now.world, now.trace), (part, ts)
             (world, trace), gradients, shown, _ = traced.loop(
@@ -450,7 +456,7 @@ class Run:
         world, (direct, sums), (x, losses, aux), steps = traced.loop(
             weights, now.world, part, length, part.counts
         )
-        window = Window(x, steps, ts, part.flags, sums)
+        window = Window(x, steps, ts, first, part.flags, sums)
         ops, pending = self.rule.window(
             self.observer.network(weights), now.trace, pending, window, keep
         )
@@ -459,6 +465,7 @@ class Run:
     def _exact(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """:meth:`window` by reverse mode; without ``keep`` there is no history before it."""
         ts, t = counts_along(now.t, part.flags, len(part.mask))
+        first = first_count(now.t, part.flags)
         inside = keep and isinstance(self.rule, Stepwise)
         carried = (now.trace, ts) if inside else None
         seen = self.observer.observe_together(weights, now.world, part, keep, carried)
@@ -467,16 +474,16 @@ class Run:
         ops = same_step(network.graph, x, dy, network.weights)
         if isinstance(self.rule, Stepwise):
             if keep:
-                ops = add_gradients(ops, self.rule.history(network, now.trace, lam, ts[0]))
+                ops = add_gradients(ops, self.rule.history(network, now.trace, lam, first))
         elif keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
-            before = now.trace, pending, lam, ts[0], reset
+            before = now.trace, pending, lam, first, reset
             ops = self.rule.with_history(network, ops, *before)
             # a window opens to the factors of each step, and to no signals
             groups = self.graph.hidden_groups
             none = Signals({}, {g.name: (None,) * g.num_state for g in groups}, {})
             steps = Steps((d, df), lambda row: (*row, none))
-            window = Window(x, steps, ts, part.flags)
+            window = Window(x, steps, ts, first, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.loss, seen.aux)

@@ -75,7 +75,7 @@ class Wide(WritesAtOnce, PendsWhole):
     def window(self, network, trace, pending, window, keep):
         (lam, delta), moved = self._backwards(network.graph, window, keep)
         grads = same_step(network.graph, window.x, delta, network.weights)
-        return _with_history(network, grads, trace, lam, window.t[0] > 0), moved
+        return _with_history(network, grads, trace, lam, window.first > 0), moved
 
     def with_history(self, network, grads, trace, pending, lam, t, reset):
         return _with_history(network, grads, trace, kept(network.graph, lam), t > 0)
@@ -125,7 +125,7 @@ class Wide(WritesAtOnce, PendsWhole):
         (lam, p), (delta, push) = jax.lax.scan(back, end, steps, len(window.t), reverse=True)
         if not keep:
             return (lam, delta), None
-        related, alive = {r.key: r.op for r in graph.hidden_param_op_relations}, window.t[0] > 0
+        related, alive = {r.key: r.op for r in graph.hidden_param_op_relations}, window.first > 0
         x = {key: rows for key, rows in window.x.items() if key in related}
         if later is not None and resets is not None:
             x = {key: of_rows(graph, related[key], ~later, rows) for key, rows in x.items()}
