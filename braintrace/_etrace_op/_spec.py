@@ -100,24 +100,19 @@ class ETPPrimitiveSpec:
         """Trainable name -> operand index, for an equation with these static parameters."""
         if self.trainable_invars_fn is None:
             raise RuleContractError(f'the spec of {self.name!r} has no trainable_invars_fn.')
-        return checked_invars(self.name, self.trainable_invars_fn(params))
-
-
-def checked_invars(op: str, invars) -> dict[str, int]:
-    """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
-    indices.
-    """
-    if (
-        not isinstance(invars, Mapping)
-        or not invars
-        or not all(isinstance(name, str) and is_int(i, 0) for name, i in invars.items())
-        or len(set(invars.values())) < len(invars)
-    ):
-        raise RuleContractError(
-            f'trainable_invars_fn of {op!r} returned {invars!r}; expected a dict from trainable '
-            "name to operand index, like {'weight': 1, 'bias': 2}."
-        )
-    return dict(invars)
+        invars = self.trainable_invars_fn(params)
+        # names, each with an operand of its own
+        if (
+            not isinstance(invars, Mapping)
+            or not invars
+            or not all(isinstance(name, str) and is_int(i, 0) for name, i in invars.items())
+            or len(set(invars.values())) < len(invars)
+        ):
+            raise RuleContractError(
+                f'trainable_invars_fn of {self.name!r} returned {invars!r}; expected a dict from '
+                "trainable name to operand index, like {'weight': 1, 'bias': 2}."
+            )
+        return dict(invars)
 
 
 def whole_impl(spec: ETPPrimitiveSpec) -> Callable:

@@ -294,12 +294,9 @@ class Executor:
         }
         groups = self.graph.hidden_groups
         c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
-        l = {}  # noqa: E741
-        if self.probes:
-            l = {  # noqa: E741
-                g.name: jnp.stack([probes.h[s] for s in g.states], -1) for g in groups
-            }
-        return *others, Signals(probes.y, c, l)
+        of_new = groups if self.probes else ()
+        stacked = {g.name: jnp.stack([probes.h[s] for s in g.states], -1) for g in of_new}
+        return *others, Signals(probes.y, c, stacked)
 
     # the D pass ----------------------------------------------------------------------------------
 

@@ -88,14 +88,8 @@ def _key(
     program: Program, primitive: Any, parameters: Mapping[str, tuple], times: dict[str, int]
 ) -> str:
     """The path of the op's first parameter, with ``#k`` for the k-th further op of that name."""
-    first = next(
-        (
-            program.param_names[found[0]].replace('#', '~3')
-            for found in parameters.values()
-            if found
-        ),
-        f'({primitive.name})',
-    )
+    names = [program.param_names[behind[0]] for behind in parameters.values() if behind]
+    first = names[0].replace('#', '~3') if names else f'({primitive.name})'
     times[first] = times.get(first, -1) + 1
     return f'{first}#{times[first]}' if times[first] else first
 

@@ -40,14 +40,10 @@ def gradients(program: Program) -> Callable[[int, int], int]:
     return lambda i, found: 0 if i in blocks else found
 
 
-def _all(i: int, found: int) -> int:
-    return found
-
-
 def forward(
     program: Program,
     start: Mapping[int, int],
-    keep: Callable[[int, int], int] = _all,
+    keep: Callable[[int, int], int] = lambda i, found: found,
     silent: Collection[int] = (),
 ) -> list[int]:
     """The facts that arrive at each value.
@@ -60,7 +56,7 @@ def forward(
 def backward(
     program: Program,
     start: Mapping[int, int],
-    keep: Callable[[int, int], int] = _all,
+    keep: Callable[[int, int], int] = lambda i, found: found,
     skip: Callable[[int, int], bool] = lambda i, k: False,
 ) -> list[int]:
     """The facts that each value leads to, but for operands ``skip(i, k)``."""

@@ -125,9 +125,6 @@ class Split:
     def dtype(self):
         return self.aval.dtype
 
-    def apart(self, leaf) -> list:
-        return [self.piece(leaf, k) for k in range(len(self.places))]
-
     def piece(self, leaf, k: int):
         at, places = self._boxes[k], self.places[k]
         # a block of the leaf is a slice, which costs less than picking elements
@@ -198,11 +195,8 @@ class ComplexParts:
     def dtype(self):
         return np.empty(0, self.aval.dtype).real.dtype
 
-    def apart(self, leaf) -> list:
-        return [jnp.real(leaf), jnp.imag(leaf)]
-
     def piece(self, leaf, k: int):
-        return self.apart(leaf)[k]
+        return jnp.imag(leaf) if k else jnp.real(leaf)
 
     def together(self, pieces: Sequence):
         return jax.lax.complex(*pieces)

@@ -57,7 +57,9 @@ class Program:
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""
         both = zip(leaves, self.splits, strict=True)
-        parts = [[x] if s is None else s.apart(x) for x, s in both]
+        parts = [
+            [x] if s is None else [s.piece(x, k) for k in range(len(s.names))] for x, s in both
+        ]
         avals = (self.avals[self.carry[c]] for c in self.virtual_states)
         return [x for part in parts for x in part] + [jnp.zeros(a.shape, a.dtype) for a in avals]
 
