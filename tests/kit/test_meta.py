@@ -11,6 +11,7 @@ import pytest
 from braintrace import _etrace_op as ops
 from braintrace.kit import LAWS, _check, _contract, check
 from braintrace.kit import __main__ as kit_main
+from braintrace.kit._cases import cases_of
 
 ALWAYS = {'L0', 'L1', 'L2', 'L3', 'L4', 'L5', 'L6', 'L9', 'L11', 'L12', 'L15'}
 # rule -> the laws that must have called it; L9 goes through the learners
@@ -100,9 +101,14 @@ def uncovered(primitive, report, called) -> list[str]:
 
 @pytest.mark.slow
 @every_primitive
+@pytest.mark.parametrize(
+    'number', [1, pytest.param(None, marks=pytest.mark.nightly)], ids=['first case', 'all cases']
+)
 def test_every_law_holds_and_exercises_the_rules_it_is_about(
-    primitive, etp_conformance, monkeypatch
+    number, primitive, etp_conformance, monkeypatch
 ):
+    """Other shapes are those of `tests/etrace_op/test_laws.py` in the gate."""
+    monkeypatch.setattr(_check, 'cases_of', lambda *given: cases_of(*given)[:number])
     called = record_calls(primitive, monkeypatch)
     report = etp_conformance(primitive.name)
     passed = ALWAYS | ({'L10'} if primitive is ops.etp_elemwise_p else {'L7', 'L8'})
