@@ -197,7 +197,7 @@ def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_upda
 
 @slow
 def test_parameters_of_another_seed_or_for_another_model_are_refused():
-    found = run(rules.d_rtrl(), lambda seed: Network(), updates=1)
+    found = run(None, lambda seed: Network(), updates=1)
     with pytest.raises(OptionError, match=r'seed is 4; the seeds of this run are \(3, 5\)'):
         found.params_of(4)
     wide = braintrace.compile(Network(units=6), None, jnp.zeros((8, 2)), batch_size=8)
