@@ -69,8 +69,12 @@ def stopped(tree):
     """Every leaf as a constant; an array that several ops read stays one, so a window keeps it
     once.
     """
-    made = {id(leaf): jax.lax.stop_gradient(leaf) for leaf in jax.tree.leaves(tree)}
-    return jax.tree.map(lambda leaf: made[id(leaf)], tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    constants: list = []
+    for k, leaf in enumerate(leaves):
+        first = next(j for j, other in enumerate(leaves) if other is leaf)
+        constants.append(jax.lax.stop_gradient(leaf) if first == k else constants[first])
+    return jax.tree.unflatten(treedef, constants)
 
 
 class Executor:

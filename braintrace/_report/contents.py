@@ -23,6 +23,8 @@ from ..errors import OptionError
 from .rows import (
     FORGETS,
     GATE,
+    UNREAD,
+    UNUSED,
     CutRow,
     GroupRow,
     LeftOut,
@@ -269,6 +271,8 @@ def parameter_rows(
         meaning, advice = routes[path].row.meaning, routes[path].row.advice
         if route.kind == 'trace' and all(rel.key in forgotten for rel in own):
             meaning, advice = FORGETS
+        elif route.kind == 'trace' and not carried:
+            meaning, advice = UNREAD if lost else UNUSED
         rows.append(
             ParameterRow(
                 path,

@@ -22,6 +22,15 @@ FORGETS = (
     'Give ES_D_RTRL a decay above 0 (a rank above 1), or use D_RTRL.',
 )
 
+# of a traced parameter whose trace has no entries, for a later step reads them through cuts alone,
+# or not at all
+UNREAD = (
+    'later steps read what it feeds only through places that are cut, so its trace has no entries: '
+    'its gradient holds the current step only',
+    f'Let each unit read itself from step to step, as a leak does, or take {WINDOWS}.',
+)
+UNUSED = 'no later step reads what it feeds, so the current step is its whole gradient', ''
+
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
 GATE = (
     'Apply its result after the other op, as in h = tanh(op1(x) + gate * op2(h)), '

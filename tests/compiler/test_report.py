@@ -411,6 +411,22 @@ def test_es_d_rtrl_that_remembers_nothing_says_so(forgetful):
     assert 'exact' not in said and 'exact' not in explained
 
 
+@pytest.mark.parametrize(
+    ('cell', 'history', 'said'),
+    [
+        (lambda p, h, x: 2 * (mm(x, p['w']) + h @ p['v'],), 'none', 'Let each unit read'),
+        (lambda p, h, x: 2 * (mm(x, p['w']),), 'not needed', 'no later step reads'),
+    ],
+)
+def test_a_trace_without_entries_is_told(cell, history, said):
+    """Where later steps read a state through cuts alone, or not at all."""
+    report = compiled(cell, shapes(w=(I, N), v=(N, N)), state(), seen()).report
+    row = next(row for row in report.parameters if row.path == 'w')
+    explained = report.explain('w')
+    assert (row.route, row.history) == ('trace', history)
+    assert said in explained and 'carries' not in explained
+
+
 # cuts ---------------------------------------------------------------------------------------------
 
 
