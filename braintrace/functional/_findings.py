@@ -11,7 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Diagnostic, ETraceGraph, Policy, Program, abstract, describe_aval, path_name
+from .._compiler import (
+    WINDOWS,
+    Diagnostic,
+    ETraceGraph,
+    Policy,
+    Program,
+    abstract,
+    describe_aval,
+    path_name,
+)
 from .._report import make_report, message, placed
 from .._rules import Rule, tree_bytes
 from .._warnings import tell
@@ -38,10 +47,21 @@ def _place(found: Diagnostic) -> tuple:
     return found.kind, found.path, found.location
 
 
-def tell_size(graph: ETraceGraph, rule: Rule) -> None:
-    """A warning before a large trace is made."""
+def tell_of_trace(graph: ETraceGraph, rule: Rule) -> None:
+    """A warning before a large trace is made, and of one that has no entries."""
     trace = jax.eval_shape(lambda: rule.init(graph))
     size = tree_bytes(trace)
+    relations, cuts = graph.hidden_param_op_relations, graph.found('cut')
+    entries = [trace.get(relation.key) for relation in relations]
+    if rule.remembers and relations and cuts and not jax.tree.leaves(entries):
+        groups = ', '.join(group.name for group in graph.hidden_groups)
+        through = placed('weights', cuts[0].location)
+        tell(
+            f'{rule.title} keeps nothing of earlier steps here: the units of {groups} are read by '
+            f'the next step only through {through}, where this rule cuts, so every gradient holds '
+            'the current step only. Let each unit read itself too, as a leak or a gate does, or '
+            f'take {WINDOWS}.'
+        )
     if size <= LARGE:
         return
     shapes = ', '.join(

@@ -49,7 +49,7 @@ from ._findings import (
     seen_from_outside,
     shown,
     tell_findings,
-    tell_size,
+    tell_of_trace,
 )
 from ._named import named
 from ._places import (
@@ -188,7 +188,7 @@ class OnlineLearner:
                 with seen_from_outside():
                     graph = self.rule.scoped(graph)
                 self.rule.check(graph)
-                tell_size(graph, self.rule)
+                tell_of_trace(graph, self.rule)
             if self.policy.strict:
                 check_strict(graph)
             tell_findings(graph, self.rule, [step.graph for step in steps.values()])

@@ -32,7 +32,8 @@ class VanillaRNNCell(GatedCell):
 
     .. math:: h_t = \phi([x_t, h_{t-1}]\,W + b)
 
-    What follows the sizes is given by name.
+    No unit remembers by itself, so D_RTRL keeps nothing of its past, and warns of it; exact windows
+    and :func:`braintrace.rules.rtrl` do. What follows the sizes is given by name.
 
     Parameters
     ----------
