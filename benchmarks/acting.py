@@ -347,8 +347,7 @@ def grid(records: list[dict]) -> str:
 def step_time(records: list[dict]) -> str:
     """The time of a step with a trace over that without one."""
     (row,) = [r for r in records if r['task'] == STEPS[0]]
-    with_trace, without = (f'{row["microseconds"][name]:.0f}' for name in WAYS)
-    return f'{median(row["scores"]):.2f} ({with_trace} and {without} microseconds)'
+    return f'{median(row["scores"]):.2f}'
 
 
 def draw(records: list[dict], path: Path) -> None:

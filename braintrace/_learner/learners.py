@@ -279,6 +279,15 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
             asked = {name: value for name, value in options.items() if name not in refused}
             inspect.signature(cls).bind(*args, **asked)
         except TypeError as e:
+            takes = inspect.signature(cls).parameters.values()
+            lacks = [p.name for p in takes if p.default is p.empty and p.name not in options]
+            lacks = [name for name in lacks if name not in ('model', 'rule')]
+            if lacks and options.keys() <= own:
+                call = ', '.join(f'{name}=...' for name in lacks)
+                raise OptionError(
+                    f'{cls.__name__} needs {", ".join(lacks)}: give it by its name, '
+                    f'`compile(model, {cls.__name__!r}, x, {call})`.'
+                ) from e
             known = own.union(inspect.signature(compile).parameters) - {'options'}
             meant = next((did_you_mean(name, known) for name in options if name not in own), '')
             raise OptionError(

@@ -376,7 +376,11 @@ def _number(x, name=None) -> float:
         what, remedy = 'the target', 'leave the sample out; OnlineClassifier takes words'
         if name is not None:
             what = repr(name)
-            remedy = 'put river.preprocessing in front: OneHotEncoder, StatImputer, StandardScaler'
+            remedy = 'put river.preprocessing.StandardScaler in front, or scale it yourself'
+            if isinstance(x, str):
+                remedy = 'put river.preprocessing.OneHotEncoder in front'
+            elif x is None or x != x:
+                remedy = 'leave this feature out, which then counts as its mean so far'
         raise OptionError(
             f'{what} is {x!r}, and has to be a number from {-LARGEST:g} to {LARGEST:g}: {remedy}.'
         )

@@ -207,7 +207,10 @@ class Clock(nn.Linear):
 
 BAD = {
     'a word': (lambda m: m.learn_one({'a': 1.0, 'b': 'red'}, 1.0), "'b' is 'red'.*OneHotEncoder"),
-    'a missing number': (lambda m: m.predict_one({'a': np.nan, 'b': 1.0}), "'a' is nan.*Imputer"),
+    'a missing number': (
+        lambda m: m.predict_one({'a': np.nan, 'b': 1.0}),
+        "'a' is nan.*leave this",
+    ),
     'no target': (lambda m: m.learn_one({'a': 1.0, 'b': 1.0}, None), 'the target is None.*leave'),
     'digits in a word': (lambda m: m.predict_one({'a': '3', 'b': 1.0}), "'a' is '3'.*Encoder"),
     'a square too large': (lambda m: m.predict_one({'a': 1e20, 'b': 1.0}), "'a' is 1e.20.*1e.18"),

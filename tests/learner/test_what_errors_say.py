@@ -44,6 +44,9 @@ SAID = {
     'seed is 1.5; give an int': made(X, seed=1.5),
     "batchsize.*Did you mean 'batch_size'": made(X, batchsize=4),
     "Did you mean 'decay_or_rank'": made(X, rule='ES_D_RTRL', decay=0.9),
+    r"snap needs n: give it by its name, `compile\(model, 'snap', x, n=...\)`": made(
+        X, rule='snap'
+    ),
     'adapters.from_equinox': (
         made(X, model=lambda: equinox.nn.GRUCell(3, 5, key=jax.random.key(0)))
     ),
