@@ -73,6 +73,22 @@ def published_table(records: list[dict]) -> str:
     return table(['', *SYSTEMS], lines)
 
 
+def exact_seeds(records: list[dict]) -> str:
+    """How many seeds exact RTRL has on each series."""
+    numbers: dict[int, list[str]] = {}
+    for r in records:
+        if r['row'] == 'RTRL' and r['task'] in SYSTEMS:
+            numbers.setdefault(len(r['seeds']), []).append(r['task'])
+    each = (f'{n} on {" and ".join(names)}' for n, names in sorted(numbers.items(), reverse=True))
+    return ', '.join(each)
+
+
+def adding_thousand(records: list[dict]) -> str:
+    """The error of D_RTRL on the adding problem of 1,000 steps."""
+    row = by_name(records).get(('adding 1000', 'minLSTM 32', 'D_RTRL'))
+    return f'{mean(row["scores"]):.2g}' if row else 'not measured yet'
+
+
 def unbroken_table(records: list[dict]) -> str:
     found = by_name(records)
     lines = []
@@ -228,6 +244,8 @@ def page(records: list[dict]) -> dict[str, str]:
         beside_table,
         seconds_table,
         trials_table,
+        exact_seeds,
+        adding_thousand,
         streams_missing,
     )
     return {f.__name__: f(records) for f in parts}
