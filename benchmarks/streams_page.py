@@ -231,8 +231,10 @@ def streams_missing(records: list[dict]) -> str:
     """Which rows there should be, and are not yet."""
     there = {(r['task'], r['net'], r['row']) for r in records}
     lacking = [' | '.join(key) for key in rows() if key not in there]
-    told = ': ' + '; '.join(f'`{name}`' for name in lacking) if lacking else ''
-    return f'{len(lacking)} of its rows are not measured yet{told}.'
+    if not lacking:
+        return 'all of its rows are measured.'
+    told = '; '.join(f'`{name}`' for name in lacking)
+    return f'{len(lacking)} of its rows are not measured yet: {told}.'
 
 
 def page(records: list[dict]) -> dict[str, str]:
