@@ -196,8 +196,8 @@ def beside_table(records: list[dict]) -> str:
         samples = next((r['samples'] for r in got if r), ())
         size = ' x '.join(f'{n:,}' for n in samples)
         lines.append([name, size, *(spread(r['scores']) if r else '-' for r in got)])
-    missing = [r['task'][5:] for r in records if 'refused' in r]
-    told = f'\n\nNot measured: {", ".join(missing)}, of which no package has a file.' if missing else ''
+    missing = ', '.join(r['task'][5:] for r in records if 'refused' in r)
+    told = f'\n\nNot measured: {missing}, of which no package has a file.' if missing else ''
     return table(['', 'samples', *BESIDE], lines) + told
 
 
