@@ -300,7 +300,10 @@ class OpTrace:
         if not self.by_position or not alive.ndim:
             return jax.tree.map(lambda e: where_lanes(alive, True, e), numbers)
         # what a D that is 1 or 0 at the coordinates would leave, which may multiply no NaN
-        at = jnp.broadcast_to(alive, self.coords.shape).astype(self.op.y_aval.dtype)
+        shape = self.coords.shape
+        if self._is_by_sample:  # of the lanes at hand, which may be one of them
+            shape = (len(jax.tree.leaves(numbers)[0]), *shape[1:])
+        at = jnp.broadcast_to(alive, shape).astype(self.op.y_aval.dtype)
 
         def state(entry: Entry) -> Entry:
             kept = self.transport(at, jax.tree.map(jnp.ones_like, entry))

@@ -235,6 +235,27 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
         np.testing.assert_allclose(found[key], want[key], atol=1e-12)
 
 
+@pytest.mark.parametrize('window', [4, 12])
+def test_windows_write_the_samples_that_an_op_folds_into_its_rows(window):
+    """Twelve steps are written lane by lane on a CPU, four at once."""
+    xs, flags = jnp.tile(XS, (24 // len(XS) + 1, 1, 1))[:24], jnp.zeros((24, B), bool)
+    flags = flags.at[[5, 14, 17], [0, 1, 2]].set(True)
+    params = {'w': PARAMS['w'][:INPUTS], 'o': PARAMS['w'][-N:]}
+
+    def total(p):
+        def one(h, at):
+            out, h = patched(p, jnp.where(at[1][:, None], H, h), at[0])
+            return h, loss(out, None)
+
+        return jax.lax.scan(one, H, (xs, flags))[1].sum()
+
+    learner = functional.online(patched, rules.d_rtrl())
+    run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=window))
+    found = run(params, learner.init(params, H, xs[0]), xs, xs, reset=(flags, H)).grads
+    for key, want in jax.grad(total)(params).items():
+        np.testing.assert_allclose(found[key], want, atol=1e-10)
+
+
 def test_an_axis_of_a_mesh_for_a_batch_that_is_not_known_is_refused():
     params = {'w': jnp.zeros(N)}
     learner = functional.online(gated, rules.d_rtrl())
