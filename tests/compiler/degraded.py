@@ -397,7 +397,7 @@ degraded(not_etp_op('a'), params='w a', name='plain_decay')(
     lambda p, h, x: jax.nn.sigmoid(p['a']) * h + mm(x, p['w'])
 )
 degraded(not_etp_op('v'), mixing('dot_general'), params='w v', name='plain_recurrence')(
-    lambda p, h, x: jnp.tanh(cut(h) @ p['v'] + mm(x, p['w']))
+    lambda p, h, x: 0.5 * h + jnp.tanh(cut(h) @ p['v'] + mm(x, p['w']))
 )
 degraded(not_etp_op('a'), params='w a', name='plain_gain_before_an_op')(
     lambda p, h, x: 0.8 * h + mm(p['a'][:I] * x, p['w'])
