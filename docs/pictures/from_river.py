@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> Path:
         axes = figure.subplots()
         for name, (model, color) in models.items():
             at = np.arange(0, STEPS, PIECE) + PIECE / 2
-            axes.plot(at, errors(model), color=color, label=name)
+            found = errors(model)
+            axes.plot(at, found, color=color, label=name)
+            print(f'{name}, second half: {found[len(found) // 2 :].mean():.4f}')
         axes.set(xlabel='sample', ylabel='squared error', yscale='log')
         figure.legend(loc='outside upper center', ncols=3, frameon=False)
         return save(figure, target(arguments, 'from_river.svg'))
