@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, HiddenGroup, Relation
 from .._executor import Vector
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
-from .entries import OpTrace, apart, if_any, reads_weights, solved
+from .entries import OpTrace, apart, if_any, reads_weights, solve_each
 from .layout import (
     Pair,
     States,
@@ -319,7 +319,7 @@ def _with_history(
             asked = [
                 (_entry_of(network, pair), *arguments(pair, pair.of(signals))) for pair in together
             ]
-            of_pair = iter(solved(asked))
+            of_pair = iter(solve_each(asked))
             found = by_op(together, lambda pair: next(of_pair))
             return jax.tree.map(lambda g, w: g.astype(w.dtype), found, like)
 

@@ -234,17 +234,10 @@ class OpTrace:
         """``< signal , e >``: the gradient of the weights from a stored entry, summed over states
         and lanes; of so many groups of lanes apart.
         """
-        avals = self.op.weight_avals
+        op, coords, avals = self.op, self.coords, self.op.weight_avals
         if all(x is None for x in signal):
             zeros = {n: jnp.zeros(a.shape, _jax.wide(a.dtype)) for n, a in avals.items()}
             return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
-        numbers = self._numbers(entry, alive)
-        if groups:
-            return by_group(groups, self._solved, 0, signal, numbers)
-        return self._solved(signal, numbers)
-
-    def _solved(self, signal: Vector, numbers: States) -> Entry:
-        op, coords, avals = self.op, self.coords, self.op.weight_avals
         # a layout that is not the parameter's has a rule of its own, which sums over lanes
         own, product = op.primitive.optional_rule('solve_drtrl'), self.transport
         if own is not None:
@@ -257,12 +250,18 @@ class OpTrace:
             found = product(signal, e)
             return {n: g if is_complex(avals[n]) else jnp.real(g) for n, g in found.items()}
 
-        total = dot(signal, by_state(numbers), times)
-        if own is not None:
-            return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
-        # over the lanes and over added axes, to the parameter's shape
-        total = {n: without_added(coords, g) for n, g in total.items()}
-        return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
+        def of_lanes(signal, numbers):
+            total = dot(signal, by_state(numbers), times)
+            if own is not None:
+                return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
+            # over the lanes and over added axes, to the parameter's shape
+            total = {n: without_added(coords, g) for n, g in total.items()}
+            return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
+
+        numbers = self._numbers(entry, alive)
+        return (
+            by_group(groups, of_lanes, 0, signal, numbers) if groups else of_lanes(signal, numbers)
+        )
 
     def solve_onto(
         self, onto: Entry, signal: Vector, entry: States, alive: jax.Array, groups: int = 0
@@ -273,7 +272,7 @@ class OpTrace:
 
         def default(onto, signal, entry, alive):
             def read():
-                (found,) = solved([(self, signal, entry, alive, groups)])
+                (found,) = solve_each([(self, signal, entry, alive, groups)])
                 return {n: g.astype(onto[n].dtype) for n, g in found.items()}
 
             found = read() if groups else if_any(alive, read, onto)
@@ -547,7 +546,7 @@ def reads_weights(pair: Pair) -> bool:
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
 
 
-def solved(asked: Sequence[tuple]) -> list[Entry]:
+def solve_each(asked: Sequence[tuple]) -> list[Entry]:
     """:meth:`OpTrace.solve` for each ``(trace, *arguments)``. A processor reads each number once
     where it sums few lanes at a time: traces of as many lanes and states share a loop, since a
     program of many loops takes long to compile.
