@@ -29,9 +29,8 @@ def product(x, weight, *bias, has_bias=False):
 
 def reverse_of(impl, names=('weight', 'bias')):
     def xy_to_dw(x, d, weights, **params):
-        return jax.vjp(lambda w: impl(x, *(w[n] for n in names if n in w), **params), weights)[1](
-            d
-        )[0]
+        run = lambda w: impl(x, *(w[n] for n in names if n in w), **params)
+        return jax.vjp(run, weights)[1](d)[0]
 
     return xy_to_dw
 
@@ -51,6 +50,10 @@ def output_zeros(x, y, weights, states):
     return jnp.zeros((*y.aval.shape, states), y.aval.dtype)
 
 
+def layout(params):
+    return {'weight': 1} | ({'bias': 2} if params.get('has_bias') else {})
+
+
 def dense(**changes):
     """The dense product, right but for the changes."""
     impl = changes.get('impl', product)
@@ -61,10 +64,7 @@ def dense(**changes):
         init_drtrl=entry_zeros,
         init_pp=output_zeros,
         batched=True,
-        trainable_invars_fn=lambda params: {
-            'weight': 1,
-            **({'bias': 2} if params.get('has_bias') else {}),
-        },
+        trainable_invars_fn=layout,
         cases=DENSE,
     )
     return ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_bad', **(fields | changes)))
@@ -95,11 +95,8 @@ def bare_arrays():
 
     primitive = braintrace.register_primitive('etp_bad', impl, batched=True)
     primitive.register_yw_to_w(lambda hidden, trace, **params: trace * hidden[None, :])
-    primitive.register_xy_to_dw(
-        lambda x, hidden, w, **params: jax.vjp(lambda w_: impl(x, w_, **params), w['weight'])[1](
-            hidden
-        )[0]
-    )
+    reverse = reverse_of(impl)
+    primitive.register_xy_to_dw(lambda *args, **params: reverse(*args, **params)['weight'])
     primitive.register_init_drtrl(
         lambda x, y, w, states: jnp.zeros((1, *w['weight'].value.shape, states))
     )
@@ -149,12 +146,11 @@ def without_a_rule():
     return primitive
 
 
-def summed_twice(signal, trace, weights):
-    return {n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()}
-
-
 def batch_summed_twice():
-    return dense(solve_drtrl=summed_twice)
+    def solve(signal, trace, weights):
+        return {n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()}
+
+    return dense(solve_drtrl=solve)
 
 
 # functions ----------------------------------------------------------------------------------------

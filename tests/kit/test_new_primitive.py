@@ -84,17 +84,22 @@ ALONE = {
 }
 
 
+def alone(name):
+    """An op without an input, and the weights that it takes."""
+    op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
+    return op, jnp.asarray(W if name == 'of a matrix' else V)
+
+
 @pytest.mark.tier(quick=0)
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
-    op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
-    check_learns(leaky(lambda w, x: x + op(w)), W if name == 'of a matrix' else V, window)
+    op, w = alone(name)
+    check_learns(leaky(lambda w, x: x + op(w)), w, window)
 
 
 @in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_its_factors_are_those_of_the_same_function_before_element_wise(name, window):
-    op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
-    w = jnp.asarray(W if name == 'of a matrix' else V)
+    op, w = alone(name)
     got, want = (
         online(leaky(y), w, H, XS, rules.es_d_rtrl(0.8), window, squared)
         for y in (
@@ -137,24 +142,13 @@ def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window
 # what a spec checks -------------------------------------------------------------------------------
 
 
-def checked():
+def test_operands_are_checked_before_the_implementation_sees_them():
     def check(avals, params):
         if avals[0].ndim != 2:
             raise EtpShapeError(f'x has {avals[0].ndim} axes, expected 2')
 
-    return kit.new_etp_primitive(
-        Spec(
-            't_checked',
-            lambda x, w, *, power: x @ w**power,
-            batched=True,
-            check=check,
-            static=('power',),
-        )
-    )
-
-
-def test_operands_are_checked_before_the_implementation_sees_them():
-    op = checked()
+    impl, more = lambda x, w, *, power: x @ w**power, {'check': check, 'static': ('power',)}
+    op = kit.new_etp_primitive(Spec('t_checked', impl, batched=True, **more))
     assert op(jnp.ones((2, 3)), jnp.ones((3, 4)), power=2).shape == (2, 4)
     for run in (op, jax.jit(op, static_argnames='power')):
         with pytest.raises(EtpShapeError, match='x has 1 axes, expected 2'):

@@ -59,9 +59,8 @@ def results_of(folder, source, outcome, *options):
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-    return results_of(
-        tmp_path_factory.mktemp('suite'), SUITE, '2 failed, 2 passed, 1 skipped, 1 xfailed'
-    )
+    outcome = '2 failed, 2 passed, 1 skipped, 1 xfailed'
+    return results_of(tmp_path_factory.mktemp('suite'), SUITE, outcome)
 
 
 @pytest.mark.nightly  # `make test` itself runs in several processes
@@ -92,9 +91,7 @@ def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
 
 @pytest.mark.slow
 def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
-    rows = {
-        row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'
-    }
+    rows = {row.law: row.status for row in kit.registry_report(results, 'etp_elemwise').rows}
     assert {rows[law] for law in ('L3', 'yw_to_w', 'xy_to_dw', 'init_drtrl')} == {'pass'}
     assert rows['L8'] == 'not_applicable'
     bad.quadratic()
@@ -126,33 +123,26 @@ def everything_passed(path, but=(), more=()):
     return str(path)
 
 
-@pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
-def test_a_deleted_rule_is_named_with_its_op(slot, tmp_path, monkeypatch, capsys):
-    path = everything_passed(tmp_path / 'r.json')
-    assert main(['check', '--all', '--results', path]) == 0
-    monkeypatch.delitem(ops.etp_mm_p.own_rules, slot)
-    assert main(['check', '--all', '--results', path]) == 2
-    assert f'etp_mm {slot} missing: no such rule is registered' in capsys.readouterr().out
+def test_what_is_not_shown_is_named_with_its_op(tmp_path, monkeypatch, capsys):
+    """A rule that is deleted, a test that is, and a mark for what is not registered."""
+    path = tmp_path / 'r.json'
 
+    def missing(but=(), more=()):
+        code = main(['check', '--all', '--json', '--results', everything_passed(path, but, more)])
+        assert code == (2 if (found := json.loads(capsys.readouterr().out)['missing']) else 0)
+        return set(found)
 
-@pytest.mark.parametrize(
-    'what',
-    [{'xy_to_dw', 'L2'}, {'L9'}, {'solve_drtrl', 'L6'}],
-    ids=lambda what: '-'.join(sorted(what)),
-)
-def test_a_deleted_test_is_named_with_its_op_and_rule(what, tmp_path, capsys):
-    path = everything_passed(tmp_path / 'r.json', but={('etp_conv', w) for w in what})
-    assert main(['check', '--all', '--json', '--results', path]) == 2
-    assert set(json.loads(capsys.readouterr().out)['missing']) == {
-        f'etp_conv {w} missing: no test of it in the results' for w in what
+    assert not missing()
+    without = {('etp_conv', what) for what in ('solve_drtrl', 'L6', 'xy_to_dw', 'L2', 'L9')}
+    assert missing(but=without) == {
+        f'{op} {what} missing: no test of it in the results' for op, what in without
     }
-
-
-def test_a_mark_for_a_primitive_that_is_not_registered_is_named(tmp_path, capsys):
-    path = everything_passed(tmp_path / 'r.json', more=[passed('etp_nm', rule='yw_to_w')])
-    assert main(['check', '--all', '--results', path]) == 2
-    said = 'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered'
-    assert said in capsys.readouterr().out
+    assert missing(more=[passed('etp_nm', rule='yw_to_w')]) == {
+        'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered'
+    }
+    for slot in ops.REQUIRED_SLOTS:
+        monkeypatch.delitem(ops.etp_mm_p.own_rules, slot)
+        assert f'etp_mm {slot} missing: no such rule is registered' in missing()
 
 
 @pytest.mark.parametrize(
