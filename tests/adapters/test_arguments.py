@@ -35,7 +35,11 @@ def by_steps(adapted, xs):
     for x in xs:
         y, carry = cell(params, carry, x)
         ys.append(y)
-    return jnp.stack(ys)
+    return stacked(ys)
+
+
+def stacked(steps):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps)
 
 
 def ones(key, shape, dtype=float):
@@ -121,57 +125,49 @@ def is_loop(nnx, kind) -> bool:
 # stock cells --------------------------------------------------------------------------------------
 
 
+def made(kind, *given, **others):
+    """A cell, each argument of whose constructor has another value than its own."""
+    assert others.keys() - GIVEN == arguments(kind)
+    return kind(*given, **others)
+
+
 def nnx_cell(name, xs):
     nnx = pytest.importorskip('flax.nnx')
-    kind = getattr(nnx, name)
-    gates = {'gate_fn': jax.nn.hard_sigmoid} if name != 'SimpleCell' else {'residual': True}
-    others = {
-        **gates,
-        'activation_fn': jnp.sin,
-        'kernel_init': ones,
-        'recurrent_kernel_init': ones,
-        'bias_init': drawn,
-        'dtype': float,
-        'param_dtype': float,
-        'carry_init': drawn,
-        'promote_dtype': lambda arrays, dtype: jax.tree.map(lambda a: 2 * a, arrays),
-        'keep_rngs': False,  # True is told to be deprecated
-        'kernel_metadata': {'eager_sharding': False},
-        'recurrent_kernel_metadata': {'eager_sharding': False},
-        'bias_metadata': {'eager_sharding': False},
-        'rngs': nnx.Rngs(0),
-    }
-    assert others.keys() == arguments(kind)
-    model = kind(INPUTS, UNITS, **others)
+    metadata = 'kernel_metadata', 'recurrent_kernel_metadata', 'bias_metadata'
+    model = made(
+        *(getattr(nnx, name), INPUTS, UNITS),
+        **({'gate_fn': jax.nn.hard_sigmoid} if name != 'SimpleCell' else {'residual': True}),
+        **dict.fromkeys(metadata, {'eager_sharding': False}),
+        **dict.fromkeys(('kernel_init', 'recurrent_kernel_init'), ones),
+        **dict.fromkeys(('bias_init', 'carry_init'), drawn),
+        **dict.fromkeys(('dtype', 'param_dtype'), float),
+        activation_fn=jnp.sin,
+        promote_dtype=lambda arrays, dtype: jax.tree.map(lambda a: 2 * a, arrays),
+        keep_rngs=False,  # True is told to be deprecated
+        rngs=nnx.Rngs(0),
+    )
     return adapters.from_nnx(nnx.RNN(model), xs[0]), nnx.RNN(model, time_major=True)(xs)
 
 
 def equinox_cell(name, xs):
     eqx = pytest.importorskip('equinox')
-    kind = getattr(eqx.nn, name)
-    others = {'use_bias': False, 'dtype': float}
-    assert others.keys() == arguments(kind)
-    model = kind(INPUTS, UNITS, key=jax.random.key(0), **others)
+    how = {'use_bias': False, 'dtype': float, 'key': jax.random.key(0)}
+    model = made(getattr(eqx.nn, name), INPUTS, UNITS, **how)
     carry, ys = jnp.zeros((BATCH, UNITS)), []
     carry = carry if name == 'GRUCell' else (carry, carry)
     for x in xs:
         carry = jax.vmap(model)(x, carry)
         ys.append(carry)
-    adapted = adapters.from_equinox(model, xs[0], batched=True)
-    if name == 'LSTMCell':  # its outputs are both states
-        cell, *rest = adapted
-        adapted = (lambda *args: (jnp.stack((out := cell(*args))[0]), out[1])), *rest
-    return adapted, jnp.stack([jnp.stack(y) if isinstance(y, tuple) else y for y in ys])
+    return adapters.from_equinox(model, xs[0], batched=True), jax.tree.map(
+        lambda *steps: jnp.stack(steps), *ys
+    )
 
 
 def blox_cell(name, xs):
     bx = pytest.importorskip('blox')
-    kind = getattr(bx, name)
-    others = {'is_static': True}
-    assert others.keys() == arguments(kind)
     graph = bx.Graph('net')
     rng = bx.Rng(graph.child('rng'))
-    model = kind(graph.child('cell'), UNITS, rng, **others)
+    model = made(getattr(bx, name), graph.child('cell'), UNITS, rng, is_static=True)
     start, container = model.initial_state(rng.seed(bx.Params(), seed=0), xs[0])
     _, container = model(container, xs[0], start)
     container, carry, ys = container.locked(), start, []
@@ -184,15 +180,9 @@ def blox_cell(name, xs):
 def brainstate_cell(name, xs):
     import brainstate
 
-    kind = getattr(brainstate.nn, name)
-    others = {
-        'w_init': brainstate.nn.init.Constant(0.3),
-        'b_init': brainstate.nn.init.Constant(0.2),
-        'state_init': brainstate.nn.init.Constant(0.1),
-        'activation': 'relu',
-    }
-    assert others.keys() == arguments(kind)
-    model = kind(INPUTS, UNITS, **others)
+    at = brainstate.nn.init.Constant
+    how = {'w_init': at(0.3), 'b_init': at(0.2), 'state_init': at(0.1), 'activation': 'relu'}
+    model = made(getattr(brainstate.nn, name), INPUTS, UNITS, **how)
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     adapted = adapters.from_brainstate(model, xs[0])
     return adapted, jnp.stack([model(x) for x in xs])

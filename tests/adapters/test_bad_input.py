@@ -41,11 +41,13 @@ def of_nnx():
             self.w[...] = self.w[...] + 1
             return carry, x
 
-    linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-    gru = nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))
-    only = nnx.Sequential(lambda carry, x: carry + x)
-    swapped = nnx.Sequential(lambda carry, x: (x, carry))
-    return SimpleNamespace(linear=linear, writes=Writes(), gru=gru, only=only, swapped=swapped)
+    return SimpleNamespace(
+        linear=nnx.Linear(3, 3, rngs=nnx.Rngs(0)),
+        gru=nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)),
+        writes=Writes(),
+        only=nnx.Sequential(lambda carry, x: carry + x),
+        swapped=nnx.Sequential(lambda carry, x: (x, carry)),
+    )
 
 
 def of_blox():
@@ -133,20 +135,20 @@ def test_it_is_refused_with_a_remedy(make, words):
 
 
 @pytest.mark.parametrize(
-    ('adapter', 'module', 'package'),
+    ('module', 'package', 'extra', 'call'),
     [
-        (adapters.from_equinox, 'equinox', 'equinox'),
-        (adapters.from_nnx, 'flax', 'flax'),
-        (lambda model, x: adapters.from_blox(model, None, x), 'blox', 'jax-blox'),
+        ('equinox', 'equinox', 'adapters', lambda: adapters.from_equinox(None, X)),
+        ('flax', 'flax', 'adapters', lambda: adapters.from_nnx(None, X)),
+        ('blox', 'jax-blox', 'adapters', lambda: adapters.from_blox(None, None, X)),
+        ('nir', 'nir', 'nir', lambda: adapters.from_nir('a.nir', dt=1e-3)),
     ],
-    ids=['equinox', 'flax', 'blox'],
+    ids=['equinox', 'flax', 'blox', 'nir'],
 )
-def test_a_framework_that_is_not_installed_is_named(monkeypatch, adapter, module, package):
+def test_a_framework_that_is_not_installed_is_named(monkeypatch, module, package, extra, call):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ImportError, match=rf'{package} is not installed.*braintrace-online\[adapters\]'
-    ):
-        adapter(None, X)
+    said = rf'{package} is not installed.*braintrace-online\[{extra}\]'
+    with pytest.raises(ImportError, match=said):
+        call()
 
 
 def test_a_model_in_the_place_of_a_cell_is_pointed_to_the_adapters():

@@ -133,14 +133,6 @@ def test_samples_of_an_nnx_model_with_dropout_start_anew(xs, ys):
     assert jax.tree.leaves(got.state.carry[1]) == jax.tree.leaves(random) == [T]
 
 
-def test_of_an_nnx_rnn_its_cell_is_taken(xs):
-    nnx = pytest.importorskip('flax.nnx')
-    own = nnx.GRUCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
-    cell, params, carry = adapters.from_nnx(nnx.RNN(own), xs[0])
-    outputs, _ = jax.lax.scan(lambda h, x: cell(params, h, x)[::-1], carry, xs)[::-1]
-    assert_close(outputs, nnx.RNN(own, time_major=True)(xs))
-
-
 @pytest.mark.slow
 def test_a_blox_model_with_a_head_and_its_random_numbers(xs, ys):
     bx = pytest.importorskip('blox')
