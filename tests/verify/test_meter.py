@@ -32,6 +32,14 @@ def drawn(tree, number=3):
     return [jnp.asarray(rng.standard_normal((number, *np.shape(p)))) for p in jax.tree.leaves(tree)]
 
 
+def dot(a, b):
+    return sum(map(np.vdot, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def cosine_of(a, b):
+    return dot(a, b) / np.sqrt(dot(a, a) * dot(b, b))
+
+
 def still(case, number=3):
     return [jnp.zeros((number, *np.shape(h))) for h in jax.tree.leaves(dict(case.carry))]
 
@@ -64,15 +72,10 @@ def test_a_reset_forgets_the_tangents_of_its_samples():
     flags[[2, 4], 0] = flags[1, 1] = True
     meter, v = meter_of(case, reduction='mean'), drawn(case.params)
     meter.learner.init(case.params, dict(case.carry), case.xs[0])
-    reset = (jnp.asarray(flags), fresh)
-    found = meter.along(
-        case.params, dict(case.carry), v, still(case), (case.xs,), case.ys, MASK, reset
-    )[0]
+    start, how = (case.params, dict(case.carry)), (case.ys, MASK, (jnp.asarray(flags), fresh))
+    found = meter.along(*start, v, still(case), (case.xs,), *how)[0]
     cell = functools.partial(case.model.cell, LibraryOps())
-    want = oracles.by_time(
-        cell, case.params, dict(case.carry), case.xs, case.ys, case.loss, MASK, (flags, fresh)
-    )
-    want = want[0] if isinstance(want, tuple) else want
+    want = oracles.by_time(cell, *start, case.xs, case.ys, case.loss, *how[1:])
     assert_close(found[:, 0], projected(want, v) / MASK.sum())
 
 
@@ -93,11 +96,9 @@ def test_over_all_signs_the_products_are_the_inner_products():
     v, still = [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))]
     a, _, _ = jax.jit(meter.along)(params, h, v, still, (xs,), ys)
     true = oracles.by_time(add, params, h, xs, ys, loss)
-    true = true[0] if isinstance(true, tuple) else true
     true = jax.tree.map(lambda g: g / 5, true)
     b = sum(np.sum(np.asarray(grads[k]) * d[0], axis=tuple(range(1, d[0].ndim)))
             for k, d in zip('Wb', directions))  # fmt: skip
-    dot = lambda p, q: sum(np.vdot(p[k], q[k]) for k in 'Wb')
     np.testing.assert_allclose(np.mean(a[:, 0] * b), dot(true, grads), rtol=1e-10)
     np.testing.assert_allclose(np.mean(a[:, 0] ** 2), dot(true, true), rtol=1e-10)
     of_w = np.sum(np.asarray(grads['W']) * directions[0][0], axis=(1, 2))
@@ -146,18 +147,13 @@ def test_readings_are_those_of_bptt_within_their_errors(name):
     case = models.case(name)
     reading, grads = metered(case, rules.same_step(), updates=60, directions=32)
     true = oracles.bptt(case)
-    dot = lambda a, b: sum(
-        np.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-    cosine = dot(true, grads) / np.sqrt(dot(true, true) * dot(grads, grads))
+    cosine = cosine_of(true, grads)
     ratio = np.sqrt(dot(grads, grads) / dot(true, true))
     assert cosine < 0.99
     for want, e in ((cosine, reading.cosine), (ratio, reading.ratio)):
-        assert 0 < e.error < 0.05
-        assert abs(e.value - want) < 4 * e.error
-    for e, g, own in zip(
-        reading.factors.values(), jax.tree.leaves(true), jax.tree.leaves(grads), strict=True
-    ):
+        assert abs(e.value - want) < 4 * e.error < 0.2
+    each = reading.factors.values(), jax.tree.leaves(true), jax.tree.leaves(grads)
+    for e, g, own in zip(*each, strict=True):
         assert abs(e.value - np.vdot(g, own) / np.vdot(own, own)) < 4 * e.error
     assert reading.samples == 60 * 32
 
@@ -373,7 +369,6 @@ def test_compare_rules_reads_the_cosines_of_bptt():
     some = [rules.d_rtrl(), rules.snap(2)]
     case, found = compared(rules=some, directions=512, bound=0.999)
     true = oracles.bptt(case)
-    dot = lambda a, b: sum(map(np.vdot, jax.tree.leaves(a), jax.tree.leaves(b)))
     assert found.cheapest.startswith('snap') and found.rows[0].exact
     for row in found.rows:
         rule = next(r for r in some if str(r) == row.rule)
@@ -381,8 +376,7 @@ def test_compare_rules_reads_the_cosines_of_bptt():
         state = learner.init(case.params, case.carry, case.xs[0])
         gradient = jax.jit(learner.sequence_grad(case.loss))
         grads = gradient(case.params, state, case.xs, case.ys).grads
-        want = dot(true, grads) / np.sqrt(dot(true, true) * dot(grads, grads))
-        assert abs(row.cosine.value - want) < max(1e-6, 4 * row.cosine.error)
+        assert abs(row.cosine.value - cosine_of(true, grads)) < max(1e-6, 4 * row.cosine.error)
         assert row.trace_bytes == learner.report.memory
     assert '*' in str(found) and found.as_dict()['cheapest'] == found.cheapest
 
