@@ -6,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import saiunit as u
 
 import braintrace
 from braintrace.errors import (
     CompileError,
-    EtpShapeError,
     MissingRuleError,
     NotCompiledError,
     OptionError,
@@ -29,7 +27,6 @@ from .networks import (
     Layer,
     Net,
     compiled,
-    data,
     loss_of,
     refused,
     shared,
@@ -37,6 +34,7 @@ from .networks import (
 )
 
 X = jax.ShapeDtypeStruct((BATCH, INPUTS), jnp.float64)
+XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
 
 
 class Plain(Layer):
@@ -90,12 +88,15 @@ def test_a_model_that_can_not_be_compiled_is_refused_and_left_as_it_was(model, e
 def test_a_learner_that_is_not_compiled_says_so():
     learner = braintrace.D_RTRL(initialised(Net()))
     for use in (
-        lambda: learner(jnp.zeros((BATCH, INPUTS))),
+        lambda: learner(XS[0]),
         lambda: learner.graph,
         lambda: learner.report,
-        learner.reset_state,
+        lambda: learner.restore({}),
         lambda: learner.get_etrace_of(('readout',)),
-        lambda: learner.etrace_evolve(data()[0]),
+        lambda: learner.etrace_evolve(XS),
+        lambda: braintrace.evaluate(learner, XS, YS, squared),
+        learner.save,
+        learner.reset_state,
     ):
         with pytest.raises(NotCompiledError, match='compile_graph'):
             use()
@@ -113,6 +114,9 @@ def test_a_learner_that_is_not_compiled_says_so():
 def test_another_input_than_compiled_is_refused(x, words):
     with refused(StructureError, ['inputs 0', 'compile', *words], shared()):
         shared()(x)
+    for trace in (True, False):
+        with refused(StructureError, ['inputs 1: absent when compiled'], shared()):
+            shared().etrace_evolve(XS, YS, trace=trace)
 
 
 def test_another_batch_is_served_as_the_message_says():
@@ -142,40 +146,55 @@ def test_a_hidden_state_of_another_shape_is_refused_and_a_new_object_is_found():
         learner(jnp.ones((BATCH, INPUTS)))
 
 
-XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
+GAIN = brainstate.ParamState(jnp.ones(2))
+GRAD = [
+    ((XS[:0], YS[:0]), {}, ['empty']),
+    ((XS, YS[:4]), {}, ['unequal', '7', '4']),
+    ((), {}, ['no sequence']),
+    ((XS, 1.0), {}, ['scalar']),
+    ((XS, YS), {'mask': jnp.ones(5)}, ['mask', '[5]', '[7]']),
+    ((XS, YS), {'mask': jnp.ones((STEPS, BATCH))}, ['mask', '[7, 3]']),
+    ((XS, YS), {'mask': 'abc'}, ['mask']),
+    ((XS, YS), {'mask': [None] * STEPS}, ['mask is [None', 'one array']),
+    ((XS, YS), {'reset': (None, 1)}, ['reset is (None, 1)', 'one array']),
+    ((XS, YS), {'reset': jnp.ones((5, BATCH), bool)}, ['reset', '[5, 3]', '[7, 3]']),
+    ((XS, YS), {'reset': jnp.ones((STEPS, BATCH))}, ['reset', 'float', 'bool']),
+    ((XS, YS), {'window': 0}, ['window is 0']),
+    ((XS, YS), {'window': True}, ['window is True']),
+    ((XS, YS), {'window': 2.5}, ['window is 2.5']),
+    ((XS, YS), {'window': 'all'}, ["window is 'all'"]),
+    ((XS, YS), {'keep_trace': 'keep'}, ["keep_trace is 'keep'", 'False']),
+    ((XS, YS), {'reduction': 'max'}, ["reduction is 'max'"]),
+    ((XS, YS), {'has_aux': 2}, ['has_aux is 2']),
+    ((XS, YS), {'step_fn': None}, ['step_fn is None']),
+    ((XS, YS), {'weights': {'a': 1}}, ['weights', "'a'"]),
+    ((XS, YS), {'weights': {}}, ['weights is empty']),
+    ((XS, YS), {'weights': {('a',): GAIN, 'extra': GAIN}}, ['have no order', "('extra',)"]),
+]
+TRAIN = [
+    ({'optimizer': 0.1}, ['optimizer is a float', 'optax']),
+    ({'update_every': 0}, ['update_every is 0']),
+    ({'update_every': True}, ['update_every is True']),
+    ({'update_every': None}, ['update_every is None']),
+    ({'update_every': 1.5}, ['update_every is 1.5']),
+    ({'reduction': 'max'}, ["reduction is 'max'"]),
+    ({'progress': 1}, ['progress is 1']),
+    ({'step_fn': None}, ['step_fn is None']),
+    ({'opt_state': optax.sgd(0.1, momentum=0.9).init({})}, ['opt_state does not belong']),
+    ({'not_finite': 'skip'}, ["not_finite is 'skip'"]),
+    ({'observe': 1}, ['observe is 1']),
+    ({'observe': lambda grads: grads}, ['observe is', 'too many']),
+]
 
 
-@pytest.mark.tier(quick=13)
 @pytest.mark.parametrize(
-    'sequences, options, words',
-    [
-        ((XS[:0], YS[:0]), {}, ['empty']),
-        ((XS, YS[:4]), {}, ['unequal', '7', '4']),
-        ((), {}, ['no sequence']),
-        ((XS, 1.0), {}, ['scalar']),
-        ((XS, YS), {'mask': jnp.ones(5)}, ['mask', '[5]', '[7]']),
-        ((XS, YS), {'mask': jnp.ones((STEPS, BATCH))}, ['mask', '[7, 3]']),
-        ((XS, YS), {'mask': 'abc'}, ['mask']),
-        ((XS, YS), {'mask': [None] * STEPS}, ['mask is [None', 'one array']),
-        ((XS, YS), {'reset': (None, 1)}, ['reset is (None, 1)', 'one array']),
-        ((XS, YS), {'reset': jnp.ones((5, BATCH), bool)}, ['reset', '[5, 3]', '[7, 3]']),
-        ((XS, YS), {'reset': jnp.ones((STEPS, BATCH))}, ['reset', 'float', 'bool']),
-        ((XS, YS), {'window': 0}, ['window is 0']),
-        ((XS, YS), {'window': True}, ['window is True']),
-        ((XS, YS), {'window': 2.5}, ['window is 2.5']),
-        ((XS, YS), {'window': 'all'}, ["window is 'all'"]),
-        ((XS, YS), {'keep_trace': 'keep'}, ["keep_trace is 'keep'", 'False']),
-        ((XS, YS), {'reduction': 'max'}, ["reduction is 'max'"]),
-        ((XS, YS), {'has_aux': 2}, ['has_aux is 2']),
-        ((XS, YS), {'progress': None}, ['progress is None']),
-        ((XS, YS), {'step_fn': None}, ['step_fn is None']),
-        ((XS, YS), {'weights': {'a': 1}}, ['weights', "'a'"]),
-        ((XS, YS), {'weights': {}}, ['weights is empty']),
-    ],
+    'call, sequences, options, words',
+    [('etrace_grad', *row) for row in GRAD]
+    + [('etrace_train', (XS, YS), {'optimizer': optax.sgd(0.1), **o}, w) for o, w in TRAIN],
 )
-def test_bad_arguments_of_etrace_grad_are_refused(sequences, options, words):
+def test_bad_arguments_of_a_sequence_are_refused(call, sequences, options, words):
     with refused(ValueError, words, shared()):
-        shared().etrace_grad(*sequences, **{'step_fn': loss_of(shared()), **options})
+        getattr(shared(), call)(*sequences, **{'step_fn': loss_of(shared()), **options})
 
 
 def written(learner, x, y):
@@ -318,31 +337,3 @@ def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compil
         assert caught.value.algorithm in ('D_RTRL', 'ES_D_RTRL') and caught.value.algorithm in str(
             caught.value
         )
-
-
-def test_another_dt_than_that_of_the_compiled_step_is_refused():
-    model = brainstate.nn.Sequential(braintrace.nn.Linear(2, 3), braintrace.nn.Expon(3, 5 * u.ms))
-    xs = jnp.ones((4, 2))
-    with brainstate.environ.context(dt=1 * u.ms):
-        learner = braintrace.compile(model, 'D_RTRL', xs[0])
-    calls = [
-        lambda: learner(xs[0]),
-        lambda: learner.etrace_evolve(xs),
-        lambda: learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum()),
-    ]
-    for call in calls:
-        with brainstate.environ.context(dt=1000 * u.us):
-            call()
-        with (
-            brainstate.environ.context(dt=0.1 * u.ms),
-            pytest.raises(StructureError, match='dt = 1 ms.*dt = 0.1 ms now'),
-        ):
-            call()
-
-
-def test_a_layer_inside_of_a_sequential_speaks_for_itself():
-    """brainstate prints the layer around its error."""
-    layers = braintrace.nn.GRUCell(3, 8), braintrace.nn.Linear(4, 2)
-    inner = brainstate.nn.Sequential(brainstate.nn.Sequential(*layers))
-    with pytest.raises(EtpShapeError, match=r'^Linear: the input has shape \(2, 8\)'):
-        braintrace.compile(inner, 'D_RTRL', jnp.ones((2, 3)), batch_size=2)

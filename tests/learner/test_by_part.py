@@ -138,21 +138,3 @@ def test_a_sample_that_is_not_finite_starts_anew_in_every_part(float64):
     want = jax.jit(later)(params(), state, xs, ys, reset=(flags, carry0)).state
     assert_close(learner.traces(params(), end), learner.traces(params(), want))
     assert end.t.tolist() == [8, 4]
-
-
-def test_a_saved_learner_goes_on_and_another_rule_is_refused():
-    def one(rule):
-        return braintrace.compile(nn.GRUCell(3, 4), rule, X, batch_size=2, seed=0)
-
-    here, there = one(rules.by_part({'Wz': ES}, D)), one(rules.by_part({'Wz': ES}, D))
-    assert here.rule == there.rule and hash(here.rule) == hash(there.rule)
-    here(X + 1)
-    there.restore(here.save())
-    np.testing.assert_array_equal(here(X), there(X))
-    old, new = (learner.get_etrace_of(('Wz', 'weight')) for learner in (here, there))
-    assert set(old) == set(new)
-    for place, slots in old.items():
-        for name, entry in slots.items():
-            np.testing.assert_array_equal(new[place][name], entry)
-    with pytest.raises(braintrace.errors.StructureError, match=r"by_part\(\{'Wz': es_d_rtrl"):
-        one(rules.by_part({'Wz': NONE}, D)).restore(here.save())

@@ -12,8 +12,7 @@ import pytest
 import braintrace
 from braintrace import errors
 from braintrace._learner.states import Tree
-from braintrace._windows import CallOptions
-from braintrace.errors import NotCompiledError, OptionError
+from braintrace.errors import NotCompiledError
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Layer, Net, by_steps, compiled, data, loss_of, squared
@@ -29,10 +28,8 @@ def rule(request):
 def test_a_call_gives_what_the_model_gives():
     learner, plain = compiled(), compiled()
     for x in data()[0]:
-        np.testing.assert_allclose(learner(x), plain.model(x), rtol=1e-13, atol=1e-15)
-        np.testing.assert_allclose(
-            learner.model.cell.h.value, plain.model.cell.h.value, rtol=1e-13, atol=1e-15
-        )
+        assert_close(learner(x), plain.model(x), 1e-13)
+        assert_close(learner.model.cell.h.value, plain.model.cell.h.value, 1e-13)
 
 
 @pytest.mark.tier(quick=1)
@@ -65,16 +62,11 @@ def test_the_loss_may_read_the_new_hidden_state():
     x, y = data()[0][0], jnp.ones((BATCH, UNITS))
     learner, plain = compiled(), compiled()
 
-    def through(model, call):
-        def loss():
-            call(x)
-            return squared(model.cell.h.value, y)
+    def gradient(owner, call):
+        loss = lambda: (call(x), squared(owner.model.cell.h.value, y))[1]
+        return brainstate.transform.grad(loss, owner.param_states)()
 
-        return loss
-
-    got = brainstate.transform.grad(through(learner.model, learner), learner.param_states)()
-    want = brainstate.transform.grad(through(plain.model, plain.model), plain.param_states)()
-    assert_close(got, want)
+    assert_close(gradient(learner, learner), gradient(plain, plain.model))
 
 
 def vectorised_by_new_states(rule):
@@ -137,15 +129,8 @@ def test_one_trace_of_the_model_and_of_a_step_function_serves_a_whole_run():
 
     xs, ys = data()
     learner = compiled(model=Counted)
-    step = brainstate.transform.jit(
-        lambda x, y: brainstate.transform.grad(
-            lambda: squared(learner(x), y), learner.param_states
-        )()
-    )
     before = traced['model']
-    for _ in range(2):
-        for x, y in zip(xs, ys):
-            step(x, y)
+    by_steps(learner, xs, ys)
     learner.etrace_grad(xs, ys, step_fn=step_fn)
     first = traced['step']
     for _ in range(2):
@@ -168,12 +153,11 @@ def compiled_programs():
 
 
 def test_an_eager_call_is_one_program_and_compiles_nothing_anew(compiled_programs):
-    xs, ys = data()
+    xs, ys = map(list, data())
     learner = compiled()
     online, params, carry = learner.pure()
     step = jax.make_jaxpr(online.step)(params, online.init(params, carry, xs[0]), xs[0])
     assert [eqn.primitive.name for eqn in step.eqns] == ['jit']
-    xs, ys = list(xs), list(ys)
 
     def gradient(x, y):
         return brainstate.transform.grad(lambda: squared(learner(x), y), learner.param_states)()
@@ -197,21 +181,6 @@ def test_sequences_of_nine_lengths_compile_nothing_in_a_second_epoch(compiled_pr
         for length in lengths:
             learner.etrace_grad(xs[:length], ys[:length], step_fn=step_fn)
     assert len(compiled_programs) == before
-
-
-def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
-    xs, ys = data()
-    learner, asked = compiled(), []
-    delayed = CallOptions.delayed
-    monkeypatch.setattr(CallOptions, 'delayed', lambda *a: asked.append(a) or delayed(*a))
-    optimizer, opt_state, step_fn = optax.sgd(1e-3), None, loss_of(learner)
-    for _ in range(3):
-        _, _, _, _, opt_state, *_ = learner.etrace_train(
-            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=opt_state
-        )
-    assert len(asked) == 1
-    with pytest.raises(OptionError, match='update_every is True'):
-        learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, update_every=True)
 
 
 def test_a_copy_that_shares_the_model_learns_as_the_learner_does():
@@ -279,25 +248,26 @@ def walks(monkeypatch):
     return number
 
 
-def test_states_are_looked_up_again_only_where_the_tree_has_changed(walks):
-    model = Walked()
-    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
-    step_fn = lambda x: jnp.mean(learner(x) ** 2)  # noqa: E731
-    first = learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn).grads
-    before = walks[0]
-    for _ in range(3):
-        learner(jnp.ones((3, 2)))
-        learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn)
-    assert walks[0] == before
-    assert list(first) == list(learner.param_states)
+ONES = np.ones((3, 2))
 
 
-@pytest.fixture
 def walked():
     model = Walked()
-    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
-    learner(jnp.ones((3, 2)))
+    learner = braintrace.compile(model, 'D_RTRL', ONES, batch_size=3)
+    learner(ONES)
     return model, learner
+
+
+def test_states_are_looked_up_again_only_where_the_tree_has_changed(walks):
+    learner, xs = walked()[1], jnp.ones((2, 3, 2))
+    step_fn = lambda x: jnp.mean(learner(x) ** 2)  # noqa: E731
+    first = learner.etrace_grad(xs, step_fn=step_fn).grads
+    before = walks[0]
+    for _ in range(3):
+        learner(ONES)
+        learner.etrace_grad(xs, step_fn=step_fn)
+    assert walks[0] == before
+    assert list(first) == list(learner.param_states)
 
 
 NEW = {
@@ -313,28 +283,25 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize('how', NEW)
-def test_a_state_in_a_place_of_another_one_is_found(walked, how):
-    model, learner = walked
-    NEW[how](model, braintrace.nn.Linear(2, 2))
-    learner.reset_state()
-    expected = model(jnp.ones((3, 2)))
-    learner.reset_state()
-    assert_close(learner(jnp.ones((3, 2))), expected, 1e-6)
-
-
-@pytest.mark.parametrize('how', GONE)
-def test_a_state_that_is_gone_is_missed(walked, how):
-    model, learner = walked
-    GONE[how](model)
-    with pytest.raises(errors.StructureError, match='missing now'):
-        learner(jnp.ones((3, 2)))
+def test_a_state_in_a_place_of_another_one_is_found_and_one_that_is_gone_is_missed():
+    model, learner = walked()
+    for put in NEW.values():
+        put(model, braintrace.nn.Linear(2, 2))
+        learner.reset_state()
+        expected = model(ONES)
+        learner.reset_state()
+        assert_close(learner(ONES), expected, 1e-6)
+    for take in GONE.values():
+        layers, named = [*model.layers], {**model.named}
+        take(model)
+        with pytest.raises(errors.StructureError, match='missing now'):
+            learner(ONES)
+        model.layers, model.named = layers, named
 
 
 def test_of_a_container_that_is_not_known_every_call_looks_the_states_up(walks):
     model = Walked()
     model.named = jax.tree_util.Partial(model.named['last'].update)
-    model.layers.append(braintrace.nn.Linear(2, 2))
     tree = Tree(model)
     for _ in range(3):
         tree.states()

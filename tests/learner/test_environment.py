@@ -73,6 +73,18 @@ def made_timed():
     return learner, step, lambda i, x: step(i, x).sum()
 
 
+def uses(learner, xs=XS):
+    """Each call that runs a step, and the axis of time in front of what it returns."""
+    step = lambda x: learner(x).mean()
+    return {
+        'call': lambda: learner(xs[0])[None],
+        'evolve': lambda: learner.etrace_evolve(xs),
+        'grad': lambda: learner.etrace_grad(xs, step_fn=step, keep_trace=False).losses,
+        'the model alone': lambda: learner.etrace_evolve(xs, trace=False),
+        'evaluate': lambda: braintrace.evaluate(learner, xs, xs, lambda o, y: o),
+    }
+
+
 CALLS = {
     'the learner': lambda learner, step, loss: [step(i, x) for i, x in enumerate(XS)],
     'etrace_evolve': lambda learner, step, loss: learner.etrace_evolve(STEPS, XS, step_fn=step),
@@ -143,17 +155,10 @@ def test_dropout_is_that_of_now_where_the_model_runs_and_refused_where_the_compi
         learner = braintrace.compile(Switched(), 'D_RTRL', XS[0], batch_size=B)
         assert zeros(learner.etrace_evolve(XS)) == zeros(learner.etrace_evolve(XS, trace=False)) > 0
     assert zeros(learner.etrace_evolve(XS)) > 0  # as compiled, where fit is not set
-    step = lambda x: learner(x).sum()
     with brainstate.environ.context(fit=False):
-        assert zeros(learner.etrace_evolve(XS, trace=False)) == 0
-        assert zeros(braintrace.evaluate(learner, XS, XS, lambda o, y: o)) == 0
-        calls = [
-            lambda: learner(XS[0]),
-            lambda: learner.etrace_evolve(XS),
-            lambda: learner.etrace_grad(XS, step_fn=step),
-            learner.pure,
-        ]
-        for call in calls:
+        *compiled, alone, evaluated = uses(learner).values()
+        assert zeros(alone()) == zeros(evaluated()) == 0
+        for call in (*compiled, learner.pure):
             with pytest.raises(StructureError, match=r'fit = True, .*fit = False now.*trace=False'):
                 call()
 
@@ -168,14 +173,7 @@ def test_an_array_of_any_name_is_an_input_and_a_number_is_compiled():
         return braintrace.compile(Switched(), 'D_RTRL', XS[0], batch_size=B)
 
     learner = with_shift(jnp.zeros(()), made)
-    step = lambda x: learner(x).mean()
-    calls = [
-        lambda: learner(XS[0])[None],
-        lambda: learner.etrace_evolve(XS[:1], trace=False),
-        lambda: learner.etrace_grad(XS[:3], step_fn=step, keep_trace=False).losses,
-        lambda: braintrace.evaluate(learner, XS[:1], XS[:1], lambda o, y: o),
-    ]
-    for call in calls:
+    for call in uses(learner, XS[:2]).values():
         low, high = (with_shift(jnp.asarray(s), call) for s in (0.0, 2.0))
         assert np.allclose(high - low, 2.0, atol=1e-5)
         for odd in ('high', None, 2 * u.mV, np.array('high')):
@@ -189,7 +187,7 @@ def test_an_array_of_any_name_is_an_input_and_a_number_is_compiled():
         with_shift(0.6, lambda: constant(XS[0]))
 
 
-def test_the_dt_that_a_context_had_is_kept():
+def test_the_dt_that_a_context_had_is_kept_and_another_one_refused():
     model = brainstate.nn.Sequential(nn.Linear(I, N), nn.Expon(N, 5 * u.ms))
     with brainstate.environ.context(dt=1 * u.ms):
         learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=B)
@@ -197,14 +195,11 @@ def test_the_dt_that_a_context_had_is_kept():
     learner.reset_state()
     assert jnp.array_equal(learner.etrace_evolve(XS, trace=False), want)
     assert np.allclose(braintrace.evaluate(learner, XS, XS, lambda o, y: o), want, atol=1e-6)
-    for call in (
-        lambda: learner.etrace_evolve(XS, trace=False),
-        lambda: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
-    ):
-        with (
-            brainstate.environ.context(dt=0.5 * u.ms),
-            pytest.raises(StructureError, match=r'dt = 1 ms, .*dt = 0.5 ms now'),
-        ):
+    other = pytest.raises(StructureError, match=r'dt = 1 ms.*dt = 0.5 ms now')
+    for call in uses(learner).values():
+        with brainstate.environ.context(dt=1000 * u.us):
+            call()
+        with brainstate.environ.context(dt=0.5 * u.ms), other:
             call()
 
 
@@ -250,10 +245,7 @@ class Shifted(Switched):
 
 
 def test_an_evaluation_says_what_it_misses():
-    more, score = (
-        {'more': jnp.ones(())},
-        lambda: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
-    )
+    more, score = {'more': jnp.ones(())}, lambda: uses(learner)['evaluate']()
     with brainstate.environ.context(t=0.0, fit=False, **more):
         learner = braintrace.compile(Shifted(), 'D_RTRL', XS[0], batch_size=B)
     for values, missing in (({}, 'dt'), ({'dt': 0.5}, 'more')):
@@ -341,18 +333,11 @@ def test_a_diagnosis_takes_the_environment_as_inputs():
         learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=B)
     with brainstate.environ.context(gain=jnp.full((), 2.0), t=3.0 * u.ms, dt=0.5 * u.ms):
         got = verify.diagnose(learner, XS, ys, loss)
-        pure = learner.with_environment(XS, T)
     scale = 2.0 * (3.0 + 0.5 * STEPS)
     other = braintrace.compile(model, 'D_RTRL', XS[0], jnp.ones(()), batch_size=B)
     want = verify.diagnose(other, (XS, jnp.asarray(scale, float)), ys, loss)
     for a, b in zip(got.rows, want.rows, strict=True):
         assert np.allclose((a.cosine, a.norm_ratio), (b.cosine, b.norm_ratio), rtol=1e-5)
     assert min(row.cosine for row in got.rows) < 0.99
-    online, params, carry = learner.pure()
-    state = online.init(params, carry, *jax.tree.map(lambda a: a[0], pure))
-    losses = online.sequence_grad(loss)(params, state, pure, ys).losses
-    step = lambda x, s, y: loss(other(x, s), y)
-    same = other.etrace_grad(XS, jnp.asarray(scale, float), ys, step_fn=step).losses
-    assert np.allclose(losses, same, rtol=1e-5)
     with pytest.raises(StructureError, match=r"reads 'gain' .*Call it inside of `with"):
         verify.diagnose(learner, XS, ys, loss)

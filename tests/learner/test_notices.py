@@ -91,22 +91,18 @@ def restarted(learner):
 @pytest.mark.parametrize(
     'use, words',
     [
-        (lambda l: single(change, l), ['hidden state h before', 'etrace_grad']),
-        (
-            lambda l: brainstate.transform.jit(single(change, l)),
-            ['hidden state h before', 'etrace_grad'],
-        ),
-        (lambda l: in_a_loop(change, l), ['hidden state h before']),
-        (lambda l: single(of_new_state, l), ['hidden state h before']),
-        (lambda l: single(twice, l), ['more than once', 'a step of time', 'etrace_grad']),
+        (lambda l: single(change, l), 'hidden state h before.*etrace_grad'),
+        (lambda l: brainstate.transform.jit(single(change, l)), 'hidden state h before'),
+        (lambda l: in_a_loop(change, l), 'hidden state h before'),
+        (lambda l: single(of_new_state, l), 'hidden state h before'),
+        (lambda l: single(twice, l), 'more than once.*a step of time.*etrace_grad'),
     ],
 )
 def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
-    with pytest.warns(BraintraceWarning) as told:
+    with pytest.warns(BraintraceWarning, match=words) as told:
         use(learner)(XS[0])
         use(learner)(XS[0])
-    texts = [str(w.message) for w in told if issubclass(w.category, BraintraceWarning)]
-    assert len(texts) == 1 and all(word in texts[0] for word in words), texts
+    assert [w.category for w in told] == [BraintraceWarning]
     assert told[0].filename == __file__
 
 

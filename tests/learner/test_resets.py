@@ -55,9 +55,14 @@ def by_gradient(learner):
 
 @pytest.mark.parametrize('way', [by_calls, by_gradient])
 def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
+    """Also where a call gave buffers of the start away."""
     learner, fresh = started(), started()
     assert [g.name for g in learner.graph.hidden_groups] == ['v']
+    before = jax.tree.map(np.asarray, learner.initial.value)
     way(learner)
+    learner.reset_state()
+    way(learner)
+    jax.tree.map(np.testing.assert_array_equal, learner.initial.value, before)
     for x in XS[3:]:
         fresh(x)
     for name in ('v', 'rest', 'spike'):
@@ -108,15 +113,6 @@ def test_each_lane_of_a_mapped_learner_goes_back_to_its_own_start(mapped):
     lanes(XS[0])
     brainstate.nn.reset_all_states(lanes)
     assert (learner.model.h.value == start).all()
-
-
-def test_a_call_that_gives_buffers_away_leaves_the_start():
-    learner = started()
-    before = jax.tree.map(np.asarray, learner.initial.value)
-    by_gradient(learner)
-    learner.reset_state()
-    by_gradient(learner)
-    jax.tree.map(np.testing.assert_array_equal, learner.initial.value, before)
 
 
 @pytest.mark.parametrize('reset', ['learner', 'all'])

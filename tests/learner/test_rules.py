@@ -141,6 +141,23 @@ def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(shell):
     assert np.isfinite(new).all() and new.shape == losses.shape
 
 
+def test_adaptive_feedback_counts_every_step_of_a_learner():
+    rule = rules.e_prop(0.8, braintrace.Feedback('adaptive', decay=0.01))
+    (xs, ys), learner = data(), compiled(rule, leaky=True)
+    options = {'step_fn': loss_of(learner)}
+    counted = lambda: int(learner.etrace.value['trace']['(feedback)'])
+    learner(xs[0])
+    learner.etrace_grad(xs, ys, window=3, **options)
+    learner.reset_state()
+    learner.reset_state(lanes=np.array([True, False, False]))
+    learner.etrace_train(xs, ys, optimizer=optax.sgd(1e-3), **options)
+    saved = learner.save()
+    assert counted() == 1 + 2 * len(xs)
+    learner(xs[0])
+    learner.restore(saved)
+    assert counted() == 1 + 2 * len(xs)
+
+
 NAMES = {
     'd_rtrl': 'D_RTRL',
     'ES_D_RTRL': 'ES_D_RTRL',
@@ -173,9 +190,17 @@ def test_compile_knows_every_name():
 
 
 def test_help_and_signatures_show_the_arguments():
-    assert str(inspect.signature(compat.SnAp)).startswith("(model: 'brainstate.nn.Module', n:")
-    arguments = list(inspect.signature(compat.EProp).parameters)
-    assert arguments[:4] == ['model', 'feedback', 'kappa_filter_decay', 'random_feedback_key']
+    class Own(braintrace.ES_D_RTRL):
+        pass
+
+    for cls, arguments in (
+        (braintrace.ETraceLearner, ['rule']),
+        (Own, ['decay_or_rank']),
+        (compat.SnAp, ['n']),
+        (compat.EProp, ['feedback', 'kappa_filter_decay', 'random_feedback_key']),
+    ):
+        shown = list(inspect.signature(cls).parameters)
+        assert shown[: len(arguments) + 1] == ['model', *arguments]
     for name in [name for name, _, _ in SHELLS if name not in rules.__all__]:
         cls = class_of(name)
         text = pydoc.render_doc(cls)

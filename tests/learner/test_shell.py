@@ -1,7 +1,5 @@
 """Names, compile, reset, report and traces of a learner."""
 
-import inspect
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -70,22 +68,6 @@ def test_a_learner_prints_three_lines_that_point_to_the_report():
     assert memory == str(learner.report).splitlines()[1]
     assert more.startswith('gradients leave out a part of the past; `print(learner.report)` shows')
     assert 'not compiled\ncall `learner.compile_graph(x)`' in repr(braintrace.D_RTRL(Net()))
-
-
-def test_signatures_are_those_of_the_nearest_constructor():
-    class Own(braintrace.ES_D_RTRL):
-        pass
-
-    classes = braintrace.ETraceLearner, braintrace.D_RTRL, Own
-    shown = [str(inspect.signature(cls)) for cls in classes]
-    assert [s[: s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
-        "(model: 'brainstate.nn.Module', rule: 'Rule | None'",
-        "(model: 'brainstate.nn.Module', trace_dtype=None, "
-        "credit: \"Literal['cut', 'whole']\" = 'cut', scope: \"Literal['position', 'own']\" = "
-        "'position'",
-        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | jax.Array | "
-        "tuple[float | jax.Array, float | jax.Array]'",
-    ]
 
 
 def test_the_graph_is_frozen_and_the_compiler_can_be_called_alone():

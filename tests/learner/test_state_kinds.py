@@ -89,8 +89,7 @@ def test_lanes_are_reset_to_the_states_at_compile_time(form):
 
 def test_reset_state_and_states_made_anew_after_compiling():
     case, learner = models.case(NEURON), learner_of(NEURON, GROUP, D)
-    step_fn = lambda x, y: models.squared(learner(x), y)
-    again = lambda: learner.etrace_grad(case.xs, case.ys, step_fn=step_fn).grads
+    again = lambda: gradient(learner, case.xs, case.ys)
     first, before = again(), learner.model.i_states
     learner.reset_state()
     np.testing.assert_array_equal(before.value, np.stack([case.carry['i'], case.carry['v']], -1))
@@ -163,8 +162,6 @@ class Holding(brainstate.nn.Module):
 
 
 V = np.ones((2, 4))
-
-
 GROUPED, NAMED = brainstate.HiddenGroupState, brainstate.HiddenTreeState
 REFUSED = {  # a state and its value, what a step makes of it, what is said
     'no states': (GROUPED, V[..., :0], lambda x: x, 'state:|HiddenGroupState|[2, 0]|one at least'),

@@ -7,13 +7,26 @@ import optax
 import pytest
 
 import braintrace
-from braintrace.errors import OptionError, StructureError
-from tests.compare import assert_close, errors
+from braintrace.errors import NotFiniteError, OptionError, StructureError
+from tests.compare import assert_close, assert_same_kinds, errors
 from tests.tiers import first, in_turn
 
-from .networks import BATCH, STEPS, Net, apart, compiled, data, loss_of, same_state, shared, squared
+from .networks import (
+    BATCH,
+    INPUTS,
+    STEPS,
+    UNITS,
+    Layer,
+    Net,
+    apart,
+    compiled,
+    data,
+    loss_of,
+    same_state,
+    squared,
+)
 
-ADAM = optax.adam(0.02)
+ADAM = optax.adam(0.02, mu_dtype=jnp.float32)
 RESET = np.zeros((STEPS, BATCH), bool)
 RESET[2, 0] = RESET[5] = True
 CALLS = {
@@ -49,6 +62,7 @@ def test_a_call_and_the_next_are_those_of_the_pure_functions(call, rule):
         held = got.opt_state
         assert_close((got.losses, held, values(learner)), (losses, opt_state, want))
         same_state(learner, state)
+    assert_same_kinds(held, ADAM.init(params))
     assert max(errors(want, params).values()) > 1e-3  # it has learned
 
 
@@ -60,52 +74,6 @@ def test_only_the_weights_that_are_named_change():
     after = values(learner)
     moved = {k for k in after if max(errors(after[k], before[k]).values()) > 1e-5}
     assert moved == {('readout',)}
-
-
-@pytest.mark.slow
-def test_aux_comes_back_and_one_program_serves_every_call():
-    xs, ys = data()
-    learner, traced = compiled(), []
-
-    def step_fn(x, y):
-        traced.append(None)
-        out = learner(x)
-        return squared(out, y), {'out': out}
-
-    _, losses, aux, _, opt_state, *_ = train(learner, xs, ys, step_fn=step_fn, has_aux=True)
-    assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
-    number = len(traced)
-    train(learner, xs, ys, step_fn=step_fn, has_aux=True, opt_state=opt_state)
-    assert len(traced) == number
-
-
-@pytest.mark.parametrize(
-    'options, message',
-    [
-        ({'optimizer': 0.1}, 'optimizer is a float.*optax'),
-        ({'update_every': 0}, 'update_every is 0'),
-        ({'update_every': True}, 'update_every is True'),
-        ({'update_every': None}, 'update_every is None'),
-        ({'update_every': 1.5}, 'update_every is 1.5'),
-        ({'reduction': 'max'}, 'reduction is .max.'),
-        ({'progress': 1}, 'progress is 1'),
-        ({'step_fn': None}, 'step_fn is None'),
-        ({'opt_state': optax.sgd(0.1, momentum=0.9).init({})}, 'opt_state does not belong'),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    before = values(shared())
-    with pytest.raises((OptionError, StructureError), match=message):
-        train(shared(), *data(), **options)
-    assert_close(values(shared()), before)
-
-
-@pytest.mark.slow
-def test_the_dtypes_of_an_optimisers_state_stay():
-    learner, halves = compiled(), optax.adam(0.02, mu_dtype=jnp.float32)
-    opt_state = halves.init(values(learner))
-    state = train(learner, *data(), optimizer=halves, opt_state=opt_state).opt_state
-    assert jax.tree.leaves(state[0].mu)[0].dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -128,6 +96,62 @@ def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
     assert (learner.etrace.value['t'] == 0).all()
     assert_close(values(learner), before)
     train(learner, xs, ys)
+
+
+K, LANE, RATE = 3, 1, 0.1  # the step and the lane of an input that is no number
+
+
+def spoiled():
+    return data()[0].at[K, LANE, 0].set(np.nan)
+
+
+def by_hand(xs):
+    """D-RTRL of ``Layer`` with the loss ``mean(h**2)``: the weights, the states, the size of each
+    gradient; the update of step K is left out, and its lane starts anew.
+    """
+    w, sizes = np.full((INPUTS, UNITS), 0.5), []
+    h, e = np.zeros((BATCH, UNITS)), np.zeros((BATCH, INPUTS))
+    for t, x in enumerate(xs):
+        h, e = 0.8 * h + x @ w, 0.8 * e + x
+        grad = np.einsum('bi,bo->io', e, 2 * h / h.size)
+        sizes.append(np.sqrt((grad**2).sum()))
+        if t == K:
+            h[LANE], e[LANE] = 0, 0
+        else:
+            w = w - RATE * grad
+    return w, h, np.array(sizes)
+
+
+def test_an_update_that_is_not_finite_is_left_out_and_its_sample_starts_anew():
+    w, h, sizes = by_hand(np.asarray(spoiled()))
+    rows, learner = [], compiled(model=Layer)
+
+    def step_fn(x):
+        h = learner(x)
+        return jnp.mean(h**2), h[0]
+
+    def run(how):
+        return learner.etrace_train(
+            spoiled(),
+            step_fn=step_fn,
+            optimizer=optax.sgd(RATE),
+            has_aux=True,
+            observe=lambda grads, state: (optax.tree.norm(grads), state.carry['h',]),
+            progress=lambda *told: rows.append(told[2][0]),
+            not_finite=how,
+        )
+
+    found = run('reset')
+    norms, states = found.observed
+    assert_close((learner.model.w.value, learner.model.h.value), (w, h))
+    assert_close(states[-1], h)
+    np.testing.assert_allclose([norms, np.concatenate(rows)], [sizes, sizes], rtol=1e-12)
+    assert found.skipped.updates == 1 and found.skipped.samples.tolist() == [0, 1, 0]
+    assert found.aux.shape == (STEPS, UNITS) and not np.isfinite(found.losses[K])
+    learner.reset_state()
+    with pytest.raises(NotFiniteError, match=r'sample 1 \(1 x\).*step 3') as told:
+        run('raise')
+    assert told.value.so_far.skipped.updates == 1
 
 
 def updated(params, optimizer, **options):
@@ -154,14 +178,10 @@ def test_what_is_not_trainable_stays_under_weight_decay():
     assert (new['fixed'] == 1).all() and (new['w'] < 1).all()
 
 
-@pytest.mark.parametrize(
-    'options, found',
-    [({'trace_dtype': d}, 'trace_dtype is') for d in ('nonsense', jnp.int8, object)],
-    ids=str,
-)
-def test_a_bad_option_of_the_trace_is_refused(options, found):
-    with pytest.raises(OptionError, match=found):
-        braintrace.D_RTRL(Net(), **options)
+@pytest.mark.parametrize('dtype', ['nonsense', jnp.int8, object], ids=str)
+def test_a_bad_dtype_of_the_trace_is_refused(dtype):
+    with pytest.raises(OptionError, match='trace_dtype is'):
+        braintrace.D_RTRL(Net(), trace_dtype=dtype)
 
 
 def test_a_large_trace_is_written_one_step_late():

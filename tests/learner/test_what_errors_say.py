@@ -1,11 +1,13 @@
 """What a call says that does not fit: found, where, what to do; and what a traceback shows."""
 
+import copy
 import importlib
 import pickle
 import traceback
 import warnings
 from pathlib import Path
 
+import brainstate
 import equinox
 import jax
 import jax.numpy as jnp
@@ -21,10 +23,17 @@ from .networks import UNITS, Layer, compiled, data, loss_of, shared, squared
 PACKAGE = str(Path(braintrace.__file__).parent)
 X, P, H = jnp.zeros((4, 3)), {'w': jnp.ones((3, 5))}, jnp.zeros((4, 5))
 gru = lambda: nn.GRUCell(3, 5)
+chain, narrow = brainstate.nn.Sequential, nn.Linear(4, 2)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
 plain = lambda p, h, x: (h, h + x @ p['w'])
 alone = lambda p, h, x: h + braintrace.matmul(x, p['w'])
 loss = lambda out, y: out.sum()
+
+
+def named(p, h, x):
+    return cell(p, h, x)
+
+
 learner = functional.online(cell)
 SEQUENCE = jnp.zeros((6, 4, 3))
 
@@ -38,6 +47,9 @@ SAID = {
     r'state h of shape \(5,\).* Of a whole sequence, give one step': made(SEQUENCE[:, 0]),
     'sees one sample of it. Of a whole sequence, give one step': (
         made(SEQUENCE, batch_size=4, vmap=True)
+    ),
+    r'^Linear: the input has shape \(4, 5\)': (  # not what brainstate prints around it
+        made(X, model=lambda: chain(chain(gru(), narrow)), batch_size=4)
     ),
     'It has 7 features, and the layer takes 3': made(jnp.zeros((4, 7)), batch_size=4),
     "no inputs are given.*example of one step's inputs.*compile": made(batch_size=4),
@@ -170,6 +182,18 @@ def test_a_name_of_another_module_is_found_there():
             getattr(braintrace, name)
 
 
+def test_messages_show_an_array_by_its_shape_and_its_range_or_ends():
+    long = jnp.linspace(5, 6, 80)
+    for call in (
+        lambda: functional.online({'W': jnp.ones((30, 30)), 'b': long}),
+        lambda: functional.online(cell, long),
+        lambda: nn.LIF(80, tau=-long),
+    ):
+        with pytest.raises(errors.OptionError, match=r' \.\.\. |\(80,\) from -6 to -5') as caught:
+            call()
+        assert len(str(caught.value)) < 300
+
+
 def frames(call) -> list[str]:
     """The files of a traceback, its own call left out."""
     try:
@@ -248,6 +272,17 @@ def test_completion_shows_what_users_call():
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
     own = {'trace_dtype', 'credit'}
     assert rule == own | {'approximation', 'filtered', 'name', 'remembers', 'with_feedback'}
+
+
+def test_a_learner_says_why_it_is_not_pickled_and_a_pure_one_is():
+    with pytest.raises(errors.NotSupportedError, match=r'Pickle `learner.save\(\)`'):
+        pickle.dumps(shared())
+    own = functional.online(named)
+    state = own.init(P, H, X)
+    for other in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert 'not compiled' in repr(other) and 'not compiled' not in repr(own)
+        other.init(P, H, X)
+        assert other.step(P, pickle.loads(pickle.dumps(state)), X)
 
 
 def test_a_function_is_pickled_by_its_name_and_one_that_a_call_makes_is_named_by_the_call():
