@@ -30,6 +30,8 @@ from .layout import (
     chances,
     chosen,
     folded,
+    held_dtype,
+    is_narrow,
     is_plain,
     mapped_over_added,
     one_lane,
@@ -349,7 +351,8 @@ class OpTrace:
 
     def _renewed(self, entry: States, alive: jax.Array, change: Change, t: jax.Array) -> States:
         op, coords = self.op, self.coords
-        chance = chances(t, alive.any() if self.by_position else alive)
+        narrow = any(is_narrow(held_dtype(e.dtype)) for e in jax.tree.leaves(entry))
+        chance = chances(t, alive.any() if self.by_position else alive) if narrow else None
         rows = [rows_of(block) for block in change.blocks]
         if sum(rows) == 1 and is_plain(op, coords) and op.primitive.trace_kernel:
             # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
@@ -401,7 +404,7 @@ class OpTrace:
         change: Change,
         order: list[int] | None,
         t: jax.Array,
-        chance: jax.Array,
+        chance: jax.Array | None,
     ) -> States:
         """All lanes at once, one state after the other in an order in which XLA can write in
         place.
@@ -418,7 +421,7 @@ class OpTrace:
         return put_back(tuple(made), entry, chance)
 
     def _over_lanes(
-        self, entry: States, alive: jax.Array, change: Change, chance: jax.Array
+        self, entry: States, alive: jax.Array, change: Change, chance: jax.Array | None
     ) -> States:
         """Each lane in turn: one product of matrices, written in place.
 
@@ -450,7 +453,7 @@ class OpTrace:
         return jax.lax.fori_loop(0, lanes, write, start)[0]
 
     def _by_kernel(
-        self, entry: States, alive: jax.Array, p: Transition, block: Block, chance: jax.Array
+        self, entry: States, alive: jax.Array, p: Transition, block: Block, chance: jax.Array | None
     ) -> States:
         """One step, written by a kernel, to which the states are a last axis, on platforms that
         have one.
@@ -509,7 +512,7 @@ def apart(entry: Entry) -> States:
 
 
 def put_back(
-    new: Vector, entry: States, chance: jax.Array, put: Callable = lambda e, x: x
+    new: Vector, entry: States, chance: jax.Array | None, put: Callable = lambda e, x: x
 ) -> States:
     """The new numbers as the entry stores them; a state that is zero by structure stays."""
     return {

@@ -355,6 +355,11 @@ def stored(x: jax.Array, dtype, chance: jax.Array | None = None) -> jax.Array:
     return x.astype(dtype)
 
 
+def is_narrow(dtype) -> bool:
+    """Whether a real number of that dtype has 16 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 16
+
+
 def chances(t: jax.Array, alive: jax.Array) -> jax.Array:
     """A number for each lane of an entry, or one for all of it, that is another at each step count:
     the same in every run.
@@ -372,8 +377,7 @@ def dithered(x: jax.Array, dtype, chance: jax.Array) -> jax.Array:
     likelier, so that it is ``x`` on average: to the nearest, a number that changes by less than
     half of its last digit would never change.
     """
-    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 16
-    if not narrow or jnp.finfo(x.dtype).bits == 16:
+    if not is_narrow(dtype) or is_narrow(x.dtype):
         return x.astype(dtype)
     x, rest = x.astype(jnp.float32), 23 - jnp.finfo(dtype).nmant
     place = jnp.arange(x.size, dtype=jnp.uint32).reshape(x.shape) * jnp.uint32(0x9E3779B9)
@@ -410,26 +414,26 @@ def after(read, t: jax.Array, values):
     Where XLA does not know that a trace is read before it is written, it writes into a copy. The
     step count is never negative, which XLA does not know either.
     """
-    # a slice, since devices would send each other all that a reshape reads
-    first = [
-        jnp.real(jax.lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim)).sum()
-        for leaf in jax.tree.leaves(read)
-        if leaf.size
-    ]
+    first = [leaf for leaf in jax.tree.leaves(read) if leaf.size]
     if not first:
         return values
 
-    def guarded(values):
-        return jax.tree.map(
-            lambda v: v + sum(x.astype(v.dtype) for x in first) if v.size else v, values
-        )
+    def total():
+        # slices, since devices would send each other all that a reshape reads
+        slices = (jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in first)
+        return sum(jnp.real(x).astype(jnp.float32).sum() for x in slices)
 
-    # a branch, since an expression would be made again for each number of the trace; a GPU makes it
-    # while it waits for the trace, and would wait longer for the flag of a branch
+    def guarded(values, total):
+        return jax.tree.map(lambda v: v + total.astype(v.dtype) if v.size else v, values)
+
+    # branches, since an expression would be made again for each number of the trace, and the total
+    # for each of the values; a GPU makes it while it waits for the trace, and would wait longer for
+    # the flag of a branch
     def branch(never, values):
-        return jax.lax.cond(never, guarded, lambda v: v, values)
+        one = jax.lax.cond(never, total, lambda: jnp.float32(0))
+        return jax.lax.cond(never, guarded, lambda v, _: v, values, one)
 
     def selected(never, values):
-        return jax.tree.map(lambda a, b: jnp.where(never, a, b), guarded(values), values)
+        return jax.tree.map(partial(jnp.where, never), guarded(values, total()), values)
 
     return _jax.platform_dependent(jnp.any(t < 0), values, cpu=branch, default=selected)
