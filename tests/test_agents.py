@@ -195,28 +195,6 @@ def test_an_intentional_step_moves_values_by_the_part_that_is_intended(agents):
     np.testing.assert_allclose(got, values(names, p, seen, actions, seen[2], change), atol=1e-9)
 
 
-def test_without_lambda_and_scale_an_intentional_step_is_normalised_least_mean_squares(agents):
-    """The value of one linear unit moves by the part of its error exactly."""
-
-    def cell(p, h, x):
-        h = 0 * h + braintrace.matmul(x, p['w'])
-        return (h,), h
-
-    learner = functional.online(cell)
-    agent = agents.intentional_q(learner, jnp.zeros(1), 0.0, 0.0, part=0.25, explore=1)
-    now, rewards = agent.init({'w': drawn(I, 1)}, drawn(1, I, seed=4)), (2.0, -1.0, 0.5)
-    xs, values = [drawn(1, I, seed=5 + t) for t in range(3)], []
-    act, update = jax.jit(agent.act), jax.jit(agent.update)
-    for t, (x, reward) in enumerate(zip(xs, rewards)):
-        before = now['params']['w']
-        _, acted = act(now, x, jax.random.key(t))
-        now = update(now, acted, jnp.array([reward]), jnp.array([False]))
-        values.append(float(acted.value[0]))
-        if t:
-            moved = float((xs[t - 1] @ (now['params']['w'] - before))[0, 0])
-            assert moved == pytest.approx(0.25 * (rewards[t - 1] - values[t - 1]))
-
-
 def test_qrc_lambda_goes_down_the_gradient_of_the_projected_bellman_error(agents):
     names = 'q', 'h'
     p, seen = weights(names, (A, A)), experience()

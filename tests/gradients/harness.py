@@ -4,6 +4,7 @@ import functools
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import braintrace
@@ -102,6 +103,31 @@ def assert_exact(cell, rule, params, carry, xs, ys, loss=squared, window=None, *
     got, learner = learn(cell, rule, *data, window, **options)
     assert_close(got, oracles.by_time(cell, *data))
     return learner
+
+
+def updated_by_time(cell, params, carry, xs, ys, rate, loss=squared, every=1):
+    """Parameters after the updates along a sequence, each by the gradient of reverse mode: that of
+    the weights at all earlier steps, moved together.
+    """
+    length, nothing, used = len(xs), jax.tree.map(np.zeros_like, params), []
+
+    def total(moved, of_step, counts):
+        def step(c, at):
+            p, x, y, count = at
+            output, c = cell(jax.tree.map(jnp.add, p, moved), c, x)
+            return c, count * loss(output, y)
+
+        first = jax.tree.map(jnp.asarray, carry)
+        return jax.lax.scan(step, first, (of_step, xs, ys, counts))[1].sum()
+
+    gradient = quick(jax.grad(total))
+    for start in range(0, length, every):
+        used += [params] * every
+        of_step = jax.tree.map(lambda *ps: np.stack(ps), *used, *[params] * (length - len(used)))
+        counts = np.isin(np.arange(length), range(start, start + every)) * 1.0
+        grads = gradient(nothing, of_step, counts)
+        params = jax.tree.map(lambda p, g: np.asarray(p - rate * g), params, grads)
+    return params
 
 
 def learn_by_steps(learner, params, carry, xs, ys, loss=squared):

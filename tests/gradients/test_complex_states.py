@@ -9,9 +9,9 @@ import pytest
 from braintrace import functional, rules
 from tests import oracles
 from tests.compare import added, assert_close, assert_moves, assert_same_kinds
-from tests.gradients.harness import FLAGS, MASK, learn_by_steps, quick
+from tests.gradients.harness import FLAGS, MASK, learn_by_steps, quick, updated_by_time
 from tests.late import LATE
-from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, decay, drive, readout
+from tests.models.complex_states import CASES, XS, YS, B, H, I, N, decay, drive, readout
 from tests.models.library import LibraryOps
 from tests.models.model import squared as loss
 from tests.models.ops import JaxOps
@@ -82,20 +82,8 @@ def test_updates_inside_a_sequence(every, rule):
     optimizer = optax.sgd(0.02)
     run = quick(learner.sequence_update(loss, optimizer, every, 'sum'))
     got, *_ = run(case.params, optimizer.init(case.params), state, XS, YS)
-    now, used, cell = case.params, [], case.run(JaxOps())
-    nothing = jax.tree.map(np.zeros_like, now)
-
-    def moved(p, h, at):
-        x, of_step = at
-        return cell(jax.tree.map(jnp.add, of_step, p), h, x)
-
-    for start in range(0, T, every):
-        used += [now] * every
-        of_step = jax.tree.map(lambda *ps: np.stack(ps), *used, *[now] * (T - len(used)))
-        weights = np.isin(np.arange(T), range(start, start + every)).astype(float)
-        grads = oracles.by_time(moved, nothing, case.carry, (XS, of_step), YS, loss, weights)
-        now = jax.tree.map(lambda p, g: np.asarray(p - 0.02 * g), now, grads)
-    assert_close(got, now)
+    data = case.params, case.carry, XS, YS
+    assert_close(got, updated_by_time(case.run(JaxOps()), *data, 0.02, every=every))
 
 
 @slow

@@ -12,10 +12,9 @@ from braintrace._rules import NEWEST
 from braintrace.errors import NotSupportedError
 from braintrace.rules import d_rtrl
 from tests import models, oracles
-from tests.compare import added, assert_drawn_close, at, differences
+from tests.compare import added, assert_drawn_close, at
 from tests.gradients.harness import (
     MASK,
-    assert_exact,
     by_steps,
     over_sequence,
     quick,
@@ -80,28 +79,6 @@ def test_where_diagonals_have_no_formula_single_steps_and_windows_agree(name, ru
     steps = added([grads for _, _, grads in by_steps(case, rule)])
     for window in (1, 3):
         assert_drawn_close(over_sequence(case, rule, window)[0], steps)
-
-
-@pytest.mark.slow
-def test_each_option_changes_some_number():
-    rules = [RULE, OWN, d_rtrl(credit='whole'), SNAP]
-    got = [over_sequence(models.case('lstm_fused'), rule, 3)[0] for rule in rules]
-    for i, a in enumerate(got):
-        assert all(differences(a, b) for b in got[:i])
-
-
-@pytest.mark.slow
-def test_a_layer_of_one_unit_is_exact_with_its_own_diagonal():
-    """Of one hidden number the own diagonal is the whole derivative."""
-
-    def cell(params, h, x):
-        h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['w']))
-        return h, h
-
-    rng = np.random.default_rng(0)
-    params, carry = {'w': rng.standard_normal((3, 1))}, np.zeros((2, 1))
-    data = rng.standard_normal((9, 2, 2)), rng.standard_normal((9, 2, 1))
-    assert_exact(cell, OWN, params, carry, *data)
 
 
 def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_are_restored):

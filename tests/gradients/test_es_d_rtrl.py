@@ -12,9 +12,7 @@ from tests.models.model import B, I, Model, N
 from tests.oracles import es_recursion as es
 
 pytestmark = pytest.mark.drawn
-RULE, PAIR = es_d_rtrl(0.8), (0.9, 0.4)
-
-
+RULE = es_d_rtrl(0.8)
 FIRST = 'leaky lstm sparse lora mgu minimal_rnn op_between_states'.split()
 
 
@@ -61,14 +59,10 @@ def test_a_rank_is_a_decay(rank):
     assert es_d_rtrl(rank) == es_d_rtrl((rank - 1) / (rank + 1))
 
 
-def test_equal_decays_are_one_and_each_of_two_matters():
+def test_equal_decays_are_one():
     assert es_d_rtrl((0.8, 0.8)) == RULE and es_d_rtrl((0.8, 0.8)).decay == 0.8
     assert es_d_rtrl((0, 0)) == es_d_rtrl(0.0)
-    assert repr(es_d_rtrl(PAIR)) == 'es_d_rtrl((0.9, 0.4))'
-    case = models.case('leaky')
-    numbers = [oracles.total(es(case, pair)) for pair in (PAIR, PAIR[::-1], 0.9, 0.4)]
-    for i, one in enumerate(numbers):
-        assert all(errors(one, other)["['w']"] > 1e-3 for other in numbers[:i])
+    assert repr(es_d_rtrl((0.9, 0.4))) == 'es_d_rtrl((0.9, 0.4))'
 
 
 def test_without_decays_it_is_the_same_step():

@@ -139,11 +139,3 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
         (slots,) = of_group.values()
         sent = lam['h'] * slots['f'][..., 0] / (1 - decay**2)
         np.testing.assert_allclose(history[key], slots['x'].T @ sent, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('steps', [1, 2])
-def test_each_step_counts(steps):
-    case = models.case('gru')
-    want = oracles.bptt(case.steps(0, steps, case.carry))
-    assert_drawn_close(gradient(case, RULE, None, steps=slice(0, steps))[0], want)

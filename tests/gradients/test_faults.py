@@ -5,7 +5,7 @@ Rows of ``test_rules.py`` hold most of them, with both rules:
 * a: readouts, plain weights and reset gates (``plain_input gru lru op_readout encoder``), and an
   output that does not read the new state (``old_output bypass``);
 * b: the function between a parameter and its op (``masked transposed absolute doubled reshaped
-  normalised``), and the two tests below;
+  normalised``), and the test below;
 * c: a state that reads another new state counts once (``lstm lstm_fused lstm_reading_cell
   synapse``);
 * d: a tail that moves positions (``tail_flip tail_swap tail_cumsum tail_norm``);
@@ -21,8 +21,6 @@ Of the others: h, a loss over a loop in one gradient, is in ``functional/test_on
 exception while tracing, in ``functional/test_purity.py``.
 """
 
-import functools
-
 import numpy as np
 
 from braintrace import rules
@@ -37,26 +35,6 @@ def gradient(case):
     assert_close(grads, oracles.total(oracles.dense_recursion(case)))
     assert_moves(grads)
     return grads
-
-
-def drive(ops, p, c, x, factor):
-    y = ops.matmul(
-        ops.concatenate([x, ops.cut(c['h'])]), p['w'] if factor == 1.0 else factor * p['w']
-    )
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(y))
-    return h, {'h': h}
-
-
-def test_fault_b_the_gradient_of_a_doubled_weight_is_twice_that_of_the_weight():
-    shapes = models.MODELS['masked'].params
-    inner, whole = (
-        models.make_case(
-            models.Model('scaled', functools.partial(drive, factor=factor), shapes), steps=3
-        )
-        for factor in (1.0, 2.0)
-    )
-    inner.params['w'] *= 2.0
-    assert_close(gradient(whole), {'w': 2.0 * gradient(inner)['w']})
 
 
 def test_fault_b_a_masked_entry_gets_exactly_nothing():

@@ -166,29 +166,6 @@ def test_a_number_may_be_another_at_each_step():
     assert run._cache_size() == 1
 
 
-@IGNORED
-@pytest.mark.slow
-def test_another_number_is_no_other_program():
-    params, carry, xs, ys = data()
-    calls = []
-
-    def cell(p, c, x):
-        calls.append(x)
-        return leaky(p, c, x)
-
-    @jax.jit
-    def gradient(decay):
-        learner = functional.online(cell, rules.ottt(decay).with_feedback(Feedback('random')))
-        state = learner.init(params, carry, xs[0])
-        return learner.sequence_grad(squared)(params, state, xs, ys).grads['w']
-
-    first, *others = (gradient(a) for a in (0.1, 0.5, 0.9))
-    number = len(calls)
-    assert gradient._cache_size() == 1 and not jnp.allclose(first, others[0])
-    gradient(jnp.array(0.7))
-    assert len(calls) == number
-
-
 def test_an_array_is_no_part_of_what_a_rule_is_and_a_fixed_number_is():
     rule, other = rules.es_d_rtrl(jnp.array(0.9)), rules.es_d_rtrl(np.array(0.2))
     assert repr(rule) == repr(other) == 'es_d_rtrl(moving)'

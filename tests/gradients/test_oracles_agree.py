@@ -99,22 +99,6 @@ def test_one_step_of_a_program_is_plain_bptt(name):
     assert_close(dense(case), oracles.bptt(case))
 
 
-class Forgetful(models.ops.JaxOps):
-    """Ops in a loop read the turn before as a constant."""
-
-    def twice(self, fn, live, read, groups=None):
-        value = fn(live, read if self.reads == 'cut' else live)
-        return value, jax.tree.map(self.constant, value)
-
-
-def test_what_earlier_turns_contribute_to_an_op_counts():
-    case = models.case('scan')
-    forgetful = oracles._reverse(
-        case, None, (Forgetful('cut'), models.ops.JaxOps('constant'), set(case.carry))
-    )[0]
-    assert max(errors(forgetful, dense(case)).values()) > 1e-2
-
-
 # -- negative controls: each choice of the oracle changes some number ------------------------------
 
 

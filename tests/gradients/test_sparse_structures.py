@@ -2,13 +2,11 @@
 
 import importlib.util
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
@@ -99,36 +97,6 @@ def test_one_program_serves_two_structures():
         found.append(step(given, state, xs[0], ys[0]).grads['w'])
     assert step._cache_size() == 1
     assert not np.allclose(*found)
-
-
-@pytest.mark.slow
-def test_places_that_a_module_holds_are_no_literals_of_its_step():
-    class Layer(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones(ENTRIES))
-            self.h = brainstate.HiddenState(jnp.zeros(OUT))
-            self.mat = u.sparse.COO((np.ones(ENTRIES), *places(0)), shape=(IN, OUT))
-
-        def update(self, x):
-            y = braintrace.sparse_matmul(x, self.w.value, sparse_mat=self.mat)
-            self.h.value = jnp.tanh(0.8 * self.h.value + y)
-            return self.h.value
-
-    model = Layer()
-    learner = braintrace.D_RTRL(model)
-    learner.compile_graph(jnp.zeros(IN))
-
-    def step(x):
-        return brainstate.transform.grad(lambda: learner(x).sum(), learner.param_states)()
-
-    jaxpr = brainstate.transform.make_jaxpr(step)(jnp.ones(IN))[0]
-    assert ENTRIES not in [np.size(constant) for constant in jaxpr.consts]
-    xs = jnp.ones((3, IN))
-    by_steps = sum(step(x)[('w',)] for x in xs)
-    learner.reset_state()
-    at_once = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction='sum').grads
-    assert_close(at_once[('w',)], by_steps, 1e-5)
 
 
 @pytest.mark.slow

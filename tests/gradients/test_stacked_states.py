@@ -4,7 +4,6 @@ import functools
 import itertools
 import warnings
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -297,48 +296,6 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
     data = case.params, {'h': kept(case.carry['h'])}, case.xs, case.ys, case.loss
     grads, _ = learn(cell, RULES['ES_D_RTRL'], *data, window=3)
     assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
-
-
-class Stack(brainstate.nn.Module):
-    """The layers of ``equal_layers`` as a module with one state."""
-
-    def __init__(self):
-        super().__init__()
-        of = brainstate.ParamState
-        self.params = [{k: of(v) for k, v in EQUAL.params[n].items()} for n in LAYERS]
-        self.out = of(EQUAL.params['out'])
-        self.h = brainstate.HiddenState(jnp.stack([EQUAL.carry[n] for n in LAYERS]))
-
-    def update(self, x):
-        layers = zip(LAYERS, self.params, strict=True)
-        p = {n: {k: s.value for k, s in states.items()} for n, states in layers}
-        old = dict(zip(LAYERS, self.h.value, strict=True))
-        y, new = equal_layers(LibraryOps(), p | {'out': self.out.value}, old, x)
-        self.h.value = jnp.stack(list(new.values()))
-        return y
-
-
-@pytest.mark.tier(quick=0)
-@pytest.mark.parametrize('rule', RULES)
-def test_a_module_with_one_state(rule):
-    learner = braintrace.compile(Stack(), RULES[rule], EQUAL.xs[0])
-    h = learner.model.h
-
-    def step(x, y):
-        return EQUAL.loss(learner(x), y)
-
-    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=3, reduction='sum').grads
-    want = oracles.total(oracle(EQUAL, rule))
-    for path, g in grads.items():
-        expected = want['out'] if path == ('out',) else want[LAYERS[int(path[1])]][path[2]]
-        assert_close(g, expected, 1e-10)
-    assert h.value.shape == (3, B, N)
-    assert [g.name for g in learner.graph.hidden_groups] == ['h/0', 'h/1', 'h/2']
-    learner.reset_state(lanes=jnp.array([True, False]))
-    assert_close(h.value[:, 0], np.stack([EQUAL.carry[n][0] for n in LAYERS]), 0)
-    trace = learner.get_etrace_of(learner.model.params[0]['w'])[('params/0/w', 'h/0')]
-    for entries in jax.tree.leaves(trace):
-        assert entries[1].any() and not entries[0].any()
 
 
 # -- rows that move through the array ----------------------------------------------------------

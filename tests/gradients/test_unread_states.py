@@ -12,8 +12,7 @@ import braintrace
 from braintrace import nn, rules
 from tests import models
 from tests.compare import added, assert_close
-from tests.gradients.harness import other_carry, over_sequence, start, step_program
-from tests.late import LATE
+from tests.gradients.harness import other_carry, over_sequence, start
 
 STEPS = 22
 RULE = rules.d_rtrl()
@@ -50,21 +49,6 @@ def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
     for grads, _, _, state in others:
         assert_close(grads, want)
         assert_close(written(case, RULE, state), trace)
-
-
-@pytest.mark.slow
-def test_a_mixture_of_windows_and_pending_steps_gives_the_sum_of_the_gradients_of_steps():
-    case, rule = models.case('lstm_fused', steps=STEPS), LATE
-    step, got = step_program(case, rule), []
-    grads, _, _, state = over_sequence(case, rule, None, slice(0, 12))
-    got.append(grads)
-    for t in (12, 13, 14, 15):
-        grads, _, _, state = step(case.params, state, case.xs[t], case.ys[t])
-        got.append(grads)
-    grads, _, _, state = over_sequence(case, rule, None, slice(16, STEPS), state)
-    want, _, _, stepped = over_sequence(case, RULE, 1)
-    assert_close(added([*got, grads]), want)
-    assert_close(written(case, rule, state), written(case, RULE, stepped))
 
 
 # a loss that reads the old state itself -----------------------------------------------------------

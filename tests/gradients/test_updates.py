@@ -14,7 +14,7 @@ import pytest
 import braintrace
 from tests import models, oracles
 from tests.compare import assert_close, at
-from tests.gradients.harness import MASK, other_carry, quick, start, step_program
+from tests.gradients.harness import MASK, other_carry, quick, start, step_program, updated_by_time
 from tests.gradients.rows import CORE, is_core
 from tests.late import LATE
 from tests.tiers import first, in_turn, none
@@ -181,17 +181,7 @@ def test_an_op_without_x_that_feeds_a_state_which_reads_none():
     params = {'b': rng.normal(size=4), 'out': rng.normal(size=(4, 2))}
     xs, ys = rng.normal(size=(9, 3, 4)), rng.normal(size=(9, 3, 2))
     loss, carry = lambda out, y: jnp.sum((out - y) ** 2), (np.ones((3, 4)), np.ones((3, 4)))
-    now, used, nothing = params, [], jax.tree.map(np.zeros_like, params)
-    for t in range(9):
-        used.append(now)
-
-        def loss_of(moved, t=t):
-            state = carry
-            for p, x in zip(used, xs, strict=False):
-                out, state = cell(jax.tree.map(jnp.add, p, moved), state, x)
-            return loss(out, ys[t])
-
-        now = jax.tree.map(lambda p, g: p - 0.002 * g, now, jax.jit(jax.grad(loss_of))(nothing))
+    now = updated_by_time(cell, params, carry, xs, ys, 0.002, loss)
     for rule in (braintrace.rules.d_rtrl(), LATE):
         learner = braintrace.functional.online(cell, rule)
         state = learner.init(params, carry, xs[0])

@@ -173,13 +173,6 @@ def test_a_file_without_a_fingerprint_is_told_and_another_format_refused():
         functional.load_state(earlier, state)
 
 
-def test_a_trace_in_bfloat16_is_called_so():
-    (_, state), (_, like) = made(rules.d_rtrl(trace_dtype=jnp.bfloat16)), made(rules.d_rtrl())
-    for tree, pattern in (({'state': state}, {'state': like}), (state, like)):
-        with pytest.raises(StructureError, match=r'weight/0: bfloat16\[2, 5, 3\] when'):
-            functional.load_state(in_memory(tree), pattern)
-
-
 # modules --------------------------------------------------------------------------------------
 
 

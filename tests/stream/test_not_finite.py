@@ -66,13 +66,14 @@ def updates(jit=True, of=cell, rule=D_RTRL, optimizer=SGD, loss=loss, **options)
     return learner, jax.jit(lambda *args, reset=None: learn(*args, reset=reset)) if jit else learn
 
 
-def learnt(xs, ys, not_finite='reset', p=None, state=None, reset=None, **options):
+def learnt(xs, ys, not_finite='reset', p=None, first=None, state=None, anew=None, **options):
+    """Updates from a carry on; ``anew``: the one with which samples start anew."""
     learner, learn = updates(not_finite=not_finite, **options)
     p, optimizer = params() if p is None else p, options.get('optimizer', SGD)
-    first = drawn(B, N).astype(p['b'].dtype)
+    first = drawn(B, N).astype(p['b'].dtype) if first is None else first
     first = learner.init(p, first, jax.tree.map(lambda x: x[0], xs))
     given = p, optimizer.init(p), first if state is None else state(first), (xs,), ys
-    return learn(*given, reset=(None, carry0()) if reset is None else reset)
+    return learn(*given, reset=(None, carry0() if anew is None else anew))
 
 
 def by_hand(xs, ys, every: int = 1, trace: float = 0.0, sound=1, written: int = 1):
@@ -210,7 +211,7 @@ def test_an_overflow_in_float16_costs_its_sample():
     half = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float16), tree)
     (xs, keep), ys = data()
     inputs, p = half((xs.at[K, LANE, 0].set(7e4), keep)), half(params())
-    got = learnt(inputs, half(ys), p=p, reset=(None, half(carry0())))
+    got = learnt(inputs, half(ys), p=p, anew=half(carry0()))
     assert got.state.carry.dtype == jnp.float16
     want, state = in_pieces(inputs, half(ys), 1, ONE, p=p)
     assert_close((got.params, got.state.carry), (want, state.carry), 2e-3)
@@ -223,7 +224,7 @@ def test_an_update_whose_moments_overflow_is_left_out_whole_and_later_ones_go_on
     f32 = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32), tree)
     (inputs, ys), p, optimizer = f32(data()), f32(params()), optax.adam(RATE)
     ys = ys.at[K].set(1e25)
-    got = learnt(inputs, ys, p=p, optimizer=optimizer, reset=(None, f32(carry0())))
+    got = learnt(inputs, ys, p=p, optimizer=optimizer, anew=f32(carry0()))
     want, state = in_pieces(inputs, ys, 1, ONE & False, p=p, optimizer=optimizer)
     assert_close((got.params, got.state.carry), (want, state.carry), 1e-5)
     assert got.skipped.updates == 1 and not got.skipped.samples.any()
@@ -264,12 +265,8 @@ def test_where_no_sample_can_start_anew_by_itself_all_do():
         out, new = cell(p, h + mean, inputs)
         return out, (new, 0.9 * mean + 0.1 * new.mean(0))
 
-    xs, ys = spoiled('inf')
-    learner, optimizer = functional.online(shared, D_RTRL), optax.sgd(RATE)
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
     first = carry0(), jnp.zeros(N)
-    state = learner.init(params(), first, jax.tree.map(lambda x: x[0], xs))
-    got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
+    got = learnt(*spoiled('inf'), of=shared, first=first, anew=first)
     assert got.skipped.updates == 1 and got.skipped.samples.tolist() == [1] * B
     assert jnp.isfinite(got.state.carry[0]).all() and jnp.isfinite(got.params['w']).all()
     assert got.state.t.tolist() == [T - K - 1] * B
@@ -282,14 +279,9 @@ def test_samples_may_stand_second_in_the_state(what):
         out, h = cell(p, h.T, inputs)
         return out, h.T
 
-    xs, ys = spoiled(what)
-    learner, optimizer = functional.online(second, D_RTRL), optax.sgd(RATE)
-    state = learner.init(params(), drawn(B, N).T, jax.tree.map(lambda x: x[0], xs))
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
-    first = carry0().T
-    got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
+    got = learnt(*spoiled(what), of=second, first=drawn(B, N).T, anew=carry0().T)
     with np.errstate(all='ignore'):
-        p, h, _, (updates, samples) = by_hand(xs, ys)
+        p, h, _, (updates, samples) = by_hand(*spoiled(what))
     assert_close((got.params, got.state.carry), (p, h.T))
     assert got.skipped.updates == updates and got.skipped.samples.tolist() == samples.tolist()
 
@@ -297,11 +289,10 @@ def test_samples_may_stand_second_in_the_state(what):
 @pytest.mark.slow
 def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     xs, ys = spoiled('ends')
-    learner, optimizer = functional.online(cell, D_RTRL), optax.adam(RATE)
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
+    learner, learn = updates(not_finite='reset')
     state = learner.init(params(), drawn(B, N), jax.tree.map(lambda x: x[0], xs))
     mask = jnp.ones(T).at[2].set(0)
-    given = params(), optimizer.init(params()), state, (xs,), ys.at[2].set(NAN), mask
+    given = params(), SGD.init(params()), state, (xs,), ys.at[2].set(NAN), mask
     found = learn(*given, reset=(None, carry0()))
     assert found.skipped.updates == 2 and found.skipped.samples.tolist() == [1, 0, 1]
     assert found.state.t.tolist() == [T - 1, T, 0]
@@ -346,22 +337,16 @@ def test_an_infinity_with_which_a_carry_begins_is_no_fault():
         out, h = cell(p, h, inputs)
         return out, (h, jnp.maximum(largest, jax.lax.stop_gradient(h)))
 
-    xs, ys = data()
     first = carry0(), jnp.full((B, N), -INF)
-    learner, optimizer = functional.online(of_largest, D_RTRL), optax.sgd(RATE)
-    state = learner.init(params(), first, jax.tree.map(lambda x: x[0], xs))
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
-    got = learn(params(), optimizer.init(params()), state, (xs,), ys, reset=(None, first))
+    got = learnt(*data(), of=of_largest, first=first, anew=first)
     assert got.skipped.updates == 0 and not got.skipped.samples.any()
 
 
 def test_a_model_without_lanes_starts_anew_as_a_whole():
-    learner = functional.online(lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p)), D_RTRL)
-    xs, h = drawn(T, I).at[3].set(NAN), jnp.zeros(N)
-    state = learner.init(drawn(I, N), h, xs[0])
-    optimizer = optax.sgd(RATE)
-    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
-    given = drawn(I, N), optimizer.init(drawn(I, N)), state, xs, jnp.ones((T, N))
+    alone = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p))
+    learner, learn = updates(of=alone, not_finite='reset')
+    xs, h, w = drawn(T, I).at[3].set(NAN), jnp.zeros(N), drawn(I, N)
+    given = w, SGD.init(w), learner.init(w, h, xs[0]), xs, jnp.ones((T, N))
     p, _, _, state, _, skipped, _ = learn(*given, reset=(None, h))
     assert skipped.updates == skipped.samples == 1
     assert int(state.t) == T - 4 and jnp.isfinite(p).all()
@@ -375,16 +360,12 @@ def test_a_batch_that_no_op_shows_is_told_and_the_advice_works():
         v = jax.nn.sigmoid(braintrace.element_wise(p)) * h['v'] + x
         return v, {'v': v}
 
-    xs, h, optimizer = (
-        jnp.ones((T, 3, N)).at[2, 1].set(NAN),
-        {'v': jnp.zeros((3, N))},
-        optax.sgd(RATE),
-    )
+    xs, h, w = jnp.ones((T, 3, N)).at[2, 1].set(NAN), {'v': jnp.zeros((3, N))}, jnp.ones(N)
 
     def learn(**options):
         learner = functional.online(cell, D_RTRL, **options)
-        given = jnp.ones(N), optimizer.init(jnp.ones(N)), learner.init(jnp.ones(N), h, xs[0])
-        update = jax.jit(learner.sequence_update(loss, optimizer, not_finite='reset'))
+        given = w, SGD.init(w), learner.init(w, h, xs[0])
+        update = jax.jit(learner.sequence_update(loss, SGD, not_finite='reset'))
         return update(*given, xs, jnp.zeros_like(xs), reset=(None, h)).skipped.samples.tolist()
 
     with pytest.warns(BraintraceWarning, match=r"Policy\(batched=\('v',\)\)"):
@@ -413,10 +394,8 @@ def test_data_that_are_finite_pass_where_jax_looks_for_nans():
 
 
 def test_what_can_not_be_done_is_refused():
-    xs, ys = data(2)
-    learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
-    state = learner.init(params(), drawn(B, N), jax.tree.map(lambda x: x[0], xs))
-    p = params()
+    (xs, ys), learner, optimizer, p = data(2), functional.online(cell, D_RTRL), SGD, params()
+    state = learner.init(p, drawn(B, N), jax.tree.map(lambda x: x[0], xs))
     given = p, optimizer.init(p), state, (xs,), ys
     with pytest.raises(OptionError, match="not_finite is 'drop'; choose 'keep' or 'reset' or"):
         learner.sequence_update(loss, optimizer, not_finite='drop')
@@ -432,13 +411,12 @@ def test_what_can_not_be_done_is_refused():
 
 
 def test_without_the_option_the_program_is_as_it_was():
-    xs, ys = data()
-    learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
-    state = learner.init(params(), drawn(B, N), jax.tree.map(lambda x: x[0], xs))
-    given = params(), optimizer.init(params()), state, (xs,), ys
+    (xs, ys), learner, p = data(), functional.online(cell, D_RTRL), params()
+    state = learner.init(p, drawn(B, N), jax.tree.map(lambda x: x[0], xs))
+    given = p, SGD.init(p), state, (xs,), ys
 
     def text(**options):
-        learn = learner.sequence_update(loss, optimizer, **options)
+        learn = learner.sequence_update(loss, SGD, **options)
         return jax.jit(lambda *args: learn(*args)).lower(*given).as_text()
 
     plain = text()

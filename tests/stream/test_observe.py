@@ -6,7 +6,6 @@ import optax
 import pytest
 
 from braintrace import functional
-from braintrace.errors import OptionError
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, N, cell, data, drawn, loss, params
 
@@ -46,17 +45,6 @@ def test_there_is_a_row_for_each_update(jit):
 
 
 @pytest.mark.slow
-def test_it_stands_behind_the_counts_of_what_was_skipped():
-    learner, (xs, ys) = functional.online(cell, D_RTRL), data()
-    h = drawn(2, N)
-    given = params(), OPTIMIZER.init(params()), learner.init(params(), h, xs[0])
-    learn = learner.sequence_update(loss, OPTIMIZER, not_finite='reset', observe=seen)
-    *_, skipped, shown = learn(*given, xs.at[2, 0].set(jnp.nan), ys, reset=(None, h))
-    assert skipped.samples.tolist() == [1, 0] and shown['grad'].shape == (5,)
-    assert jnp.isfinite(shown['grad']).tolist() == [True, True, False, True, True]
-
-
-@pytest.mark.slow
 def test_a_row_is_kept_once_for_each_update_and_not_for_each_step():
     learner, length = functional.online(cell, D_RTRL), 40
     xs, ys = drawn(length, 2, 3), drawn(length, 2, 2)
@@ -65,10 +53,3 @@ def test_a_row_is_kept_once_for_each_update_and_not_for_each_step():
     learn = learner.sequence_update(loss, OPTIMIZER, update_every=20, observe=row)
     text = jax.jit(learn).lower(*given).as_text()
     assert '2x1000x' in text and '20x1000x' not in text and '40x1000x' not in text
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(OptionError, match=r'observe is True; give a function `\(grads'):
-        functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=True)
-    with pytest.raises(OptionError, match='observe is .*too many positional'):
-        functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=lambda grads: 0)
