@@ -21,7 +21,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-from printer import figure, folded, listed, look, table
+from printer import by_name, figure, folded, listed, look, table
 from runner import HERE, RESULTS, in_turn, load, measure, options, seconds
 
 from braintrace import compile as compile_model
@@ -300,7 +300,7 @@ def spoken(scores: list[float]) -> str:
 
 def tables(records: list[dict]) -> str:
     """A table for each setting: the end of training by seeds, and the middle of the way."""
-    found, pieces = {(r['task'], r['net'], r['row']): r for r in records}, []
+    found, pieces = by_name(records), []
     columns = {
         'agent': lambda row: row['row'],
         'cell': lambda row: row['net'],
@@ -317,7 +317,7 @@ def tables(records: list[dict]) -> str:
 
 def summary(records: list[dict]) -> str:
     """Published figures, and ours: each agent with a trace beside itself without one."""
-    found = {(r['task'], r['net'], r['row']): r for r in records}
+    found = by_name(records)
     rows = []
     for s in settings():
         for way in s.ways:
@@ -332,7 +332,7 @@ def summary(records: list[dict]) -> str:
 
 def grid(records: list[dict]) -> str:
     """The five agents by their ways to the gradient, on the last setting: medians."""
-    found = {(r['task'], r['net'], r['row']): r for r in records}
+    found = by_name(records)
     last = settings()[-1]
     ways = list(dict.fromkeys(way.way for way in last.ways))
 
@@ -352,7 +352,7 @@ def step_time(records: list[dict]) -> str:
 
 def draw(records: list[dict], path: Path) -> None:
     """Left: the curves of a chain of 256 steps. Right: the end of training over the length."""
-    found = {(r['task'], r['net'], r['row']): r for r in records}
+    found = by_name(records)
     chains = [s for s in settings() if s.env.name.startswith('chain') and s.steps == 250_000]
     left_at = next(s for s in chains if s.env.name.startswith('chain 256 '))
     with figure(path, 1, 2, 3.9, sharey=True) as (drawn, (left, right)):

@@ -515,8 +515,6 @@ NAMED = {c.name for c in SEQUENCES}
 
 def values_of(found: dict, machine: str) -> dict[str, str]:
     """What the placeholders of the templates stand for."""
-    h100 = kept(RESULTS / 'h100.json')
-    shares = [row['times']['drop']['ms'] / row['times']['bptt']['ms'] for row in h100['rows']]
     return (
         figures(found)
         | {name: make(found) for name, make in PARTS.items()}
@@ -525,8 +523,7 @@ def values_of(found: dict, machine: str) -> dict[str, str]:
             'calls of updates': calls(UPDATES, found),
             'calls of cells': calls([c for c in OF_CELLS if c.name not in NAMED], found),
             'machine': machine,
-            'accelerator': accelerator(h100),
-            'h100 drop scan': f'{min(shares):.2f} to {max(shares):.2f}',
+            'accelerator': accelerator(kept(RESULTS / 'h100.json')),
             'brain scale': brain_scale(kept(RESULTS / 'brain_scale.json')),
         }
     )

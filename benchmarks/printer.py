@@ -114,12 +114,17 @@ def filled(template: str, values: dict[str, str]) -> str:
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
 
 
+def by_name(records: list[dict]) -> dict[tuple[str, str, str], dict]:
+    """Records by their task, net and row."""
+    return {(r['task'], r['net'], r['row']): r for r in records}
+
+
 class Records:
     """The records of a program, by task, net and row; ``wanted`` are all that there should be."""
 
     def __init__(self, found: dict, target: str, wanted: list[tuple[str, str, str]]):
         self.versions, self.target = found.get('versions', {}), target
-        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
+        self.rows = by_name(found['records'])
         self.missing = [name for name in wanted if name not in self.rows]
 
     def state(self) -> str:

@@ -3,7 +3,6 @@
     python benchmarks/results.py                   every row that is not there yet (make results)
     python benchmarks/results.py --again --only '*copy* | D_RTRL'    these rows, once more
     python benchmarks/results.py --quick           two tasks, one seed, short; keeps nothing
-    python benchmarks/results.py --cosines         the cosines of rows that lack them, from one seed
 
 The records go to ``benchmarks/results/learnt.json``, one after another, so that a run that is cut
 off goes on where it was. ``benchmarks/results_page.py`` makes ``docs/results.md`` from them.
@@ -13,7 +12,6 @@ Compiled programs are kept in ``build/jax_cache``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from nets import NETS
-from runner import CACHE, RESULTS, keep, kept, learnt, measure, options
+from runner import CACHE, RESULTS, learnt, measure, options
 
 import braintrace
 from braintrace import rules, tasks, verify
@@ -200,30 +198,16 @@ def measured(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
     return learnt(setting.task, partial(trained, setting, way, seeds), **more)
 
 
-def add_cosines(given, rows: dict) -> None:
-    """Those of rows that were measured without; each is kept at once."""
-    found = kept(given.output)
-    for record in found['records']:
-        name = record['task'], record['net'], record['row']
-        wanted = any(fnmatchcase(' | '.join(name), pattern) for pattern in given.only)
-        if wanted and name in rows and 'cosines' not in record and 'scores' in record:
-            record['cosines'] = cosines(*rows[name], SEEDS[0])
-            print(name, record['cosines'], flush=True)
-            keep(given.output, found)
-
-
 def main():
-    given = options(__doc__, PATH, '--cosines')
+    given = options(__doc__, PATH)
     jax.config.update('jax_compilation_cache_dir', str(CACHE))
     chosen, seeds = (quick(), SEEDS[:1]) if given.quick else (settings(), SEEDS)
     rows = {
-        (setting.task.name, setting.net, way.name): (setting, way)
+        (setting.task.name, setting.net, way.name): partial(measured, setting, way, seeds)
         for setting in chosen
         for way in setting.rows()
     }
-    if given.cosines:
-        return add_cosines(given, rows)
-    measure(given, {name: partial(measured, *row, seeds) for name, row in rows.items()})
+    measure(given, rows)
 
 
 if __name__ == '__main__':

@@ -1,12 +1,8 @@
-"""Make ``docs/results.md``, its pictures and README's "What it learns" from the records.
-
-python benchmarks/results_page.py [records.json]
-"""
+"""Make ``docs/results.md``, its pictures and README's "What it learns" from the records."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from statistics import mean
 
@@ -276,7 +272,7 @@ def draw_first(found: Found, path: Path) -> None:
 
 
 def main():
-    records = kept(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
+    records = kept(PATH)
     found = Found(records)
     top, rest = (
         [s for s in found.settings if (s.task.name in FIRST) == on] for on in (True, False)

@@ -1,11 +1,7 @@
-"""Make ``docs/rules.md`` and its picture from the records of ``rules.py``.
-
-python benchmarks/rules_page.py [records.json]
-"""
+"""Make ``docs/rules.md`` and its picture from the records of ``rules.py``."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from statistics import mean, median
 
@@ -259,7 +255,7 @@ def draw(board: Board, path: Path = PICTURE):
 
 
 def main():
-    found = kept(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
+    found = kept(PATH)
     draw(Board(found))
     (DOCS / 'rules.md').write_text(page(found), encoding='utf-8')
 

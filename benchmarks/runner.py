@@ -117,10 +117,10 @@ def seconds(call: Callable, clock: Callable = time.perf_counter) -> float:
 # records of rows, so that a run that is cut off goes on -----------------------------------------
 
 
-def options(doc: str, path: Path, *flags: str) -> argparse.Namespace:
-    """The command line of a program whose records go to ``path``; ``flags``: those of its own."""
+def options(doc: str, path: Path) -> argparse.Namespace:
+    """The command line of a program whose records go to ``path``."""
     parser = argparse.ArgumentParser(description=doc.split('\n\n')[0])
-    for flag in ('--quick', '--again', *flags):
+    for flag in ('--quick', '--again'):
         parser.add_argument(flag, action='store_true')
     parser.add_argument('--only', nargs='+', default=('*',))
     parser.add_argument('--output', type=Path, default=path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import numpy as np
-from printer import BLACK, BLUE, GREEN, GREY, VERMILLION, figure, table
+from printer import BLACK, BLUE, GREEN, GREY, VERMILLION, by_name, figure, table
 from streams import (
     ALONE,
     BESIDE,
@@ -24,8 +24,9 @@ from streams import (
 )
 
 
-def by_name(records: list[dict]) -> dict:
-    return {(r['task'], r['net'], r['row']): r for r in records if 'scores' in r}
+def scored(records: list[dict]) -> dict:
+    """Those that learnt, by name."""
+    return by_name([r for r in records if 'scores' in r])
 
 
 def spread(scores) -> str:
@@ -61,7 +62,7 @@ def told_published(records: list[dict]) -> str:
 
 def published_table(records: list[dict]) -> str:
     """Ours over theirs, by rule and series; then our rows of other networks."""
-    found, lines = by_name(records), []
+    found, lines = scored(records), []
     for way in OURS:
         rule = way.name if way.net.startswith(PLAIN) else f'{way.name}, {way.net}'
         line = [rule]
@@ -85,12 +86,12 @@ def exact_seeds(records: list[dict]) -> str:
 
 def adding_thousand(records: list[dict]) -> str:
     """The error of D_RTRL on the adding problem of 1,000 steps."""
-    row = by_name(records).get(('adding 1000', 'minLSTM 32', 'D_RTRL'))
+    row = scored(records).get(('adding 1000', 'minLSTM 32', 'D_RTRL'))
     return f'{mean(row["scores"]):.2g}' if row else 'not measured yet'
 
 
 def unbroken_table(records: list[dict]) -> str:
-    found = by_name(records)
+    found = scored(records)
     lines = []
     for name in SYSTEMS:
         keys = [(f'{name}{how}', PLAIN, row) for row in FEW for how in ('', ', without restarts')]
@@ -114,7 +115,7 @@ def compared(records: list[dict], pairs: dict) -> dict:
     """
     from scipy.stats import wilcoxon
 
-    found = by_name(records)
+    found = scored(records)
     there = {k: pair for k, pair in pairs.items() if found.keys() >= {*pair}}
     both = {k: tuple(found[row]['scores'] for row in pair) for k, pair in there.items()}
     chances = holm([wilcoxon(a, b).pvalue for a, b in both.values()])
@@ -134,7 +135,7 @@ def rules_apart(records: list[dict]) -> str:
 
 def without_restarts(records: list[dict]) -> str:
     """How many times lower errors are without restarts, on the three systems."""
-    found = by_name(records)
+    found = scored(records)
     pairs = [
         (found.get((name, PLAIN, row)), found.get((f'{name}, without restarts', PLAIN, row)))
         for name in list(SYSTEMS)[:3]
@@ -177,7 +178,7 @@ def told_real(records: list[dict]) -> str:
 
 
 def real_table(records: list[dict]) -> str:
-    found, lines = by_name(records), []
+    found, lines = scored(records), []
     shown = (*list(ONLINE)[:3], ROLLING, list(ONLINE)[3])
     each = against_same_step(records)
     for name in FILES:
@@ -189,7 +190,7 @@ def real_table(records: list[dict]) -> str:
 
 
 def beside_table(records: list[dict]) -> str:
-    found = by_name(records)
+    found = scored(records)
     lines = []
     for name in FILES:
         got = [found.get((f'next {name}', ALONE, row)) for row in BESIDE]
@@ -203,7 +204,7 @@ def beside_table(records: list[dict]) -> str:
 
 def seconds_table(records: list[dict]) -> str:
     """Those of ten seeds, without compiling."""
-    found = by_name(records)
+    found = scored(records)
     told = lambda row: f'{row["seconds"]:.0f}' if row else '-'
     kinds = [(net, row) for net in NETWORKS for row in (*ONLINE, ROLLING)]
     kinds += [(ALONE, row) for row in BESIDE]
@@ -229,7 +230,7 @@ def trials_table(records: list[dict]) -> str:
 
 def streams_missing(records: list[dict]) -> str:
     """Which rows there should be, and are not yet."""
-    there = {(r['task'], r['net'], r['row']) for r in records}
+    there = by_name(records)
     lacking = [' | '.join(key) for key in rows() if key not in there]
     if not lacking:
         return 'all of its rows are measured.'
@@ -239,18 +240,9 @@ def streams_missing(records: list[dict]) -> str:
 
 def page(records: list[dict]) -> dict[str, str]:
     """What ``results.in.md`` asks for, by name."""
-    parts = (told_published, published_table, unbroken_table, told_real, real_table)
-    parts += (
-        rules_apart,
-        without_restarts,
-        beside_table,
-        seconds_table,
-        trials_table,
-        exact_seeds,
-        adding_thousand,
-        streams_missing,
-    )
-    return {f.__name__: f(records) for f in parts}
+    told = told_published, told_real, rules_apart, without_restarts, exact_seeds, adding_thousand
+    shown = published_table, unbroken_table, real_table, beside_table, seconds_table, trials_table
+    return {f.__name__: f(records) for f in (*told, *shown, streams_missing)}
 
 
 COLORS = {

@@ -147,16 +147,6 @@ def test_a_trace_in_bfloat16_fades_by_its_decay_and_not_by_the_nearest_bfloat16(
     assert eligibility(1.0).update(held, held, jnp.ones(1))['w'].tolist() == [[512, 512]]
 
 
-def test_the_gradients_of_heads_fit():
-    cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w'], p['b']))
-    learner, p, x = functional.online(cell), params(), drawn(B, 2)
-    state, z_of = jax.vmap(learner.init, (None, None, 0))(p, jnp.zeros(4), x), eligibility(0.9)
-    heads = jax.vmap(learner.heads(lambda h, y: jnp.sum(h)), (None, 0, 0, 0))
-    (found,), *_ = heads(p, state, x, x)
-    z = z_of.update(z_of.init(p, B), found, jnp.ones(B))
-    assert jax.tree.structure(z_of.weigh(z, jnp.ones(B))) == jax.tree.structure(p)
-
-
 WRONG = {
     'decay': (lambda: eligibility(1.5), OptionError, 'from 0 to 1'),
     'rate': (lambda: obgd(0.0), OptionError, 'rate is 0.0'),
