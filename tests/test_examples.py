@@ -36,17 +36,22 @@ def optimised():
     jax.config.update('jax_disable_most_optimizations', True)
 
 
+@pytest.fixture
+def drawn(tmp_path):
+    """Where an example draws; it has to."""
+    yield tmp_path / 'drawn.png'
+    assert (tmp_path / 'drawn.png').stat().st_size > 10_000
+
+
 @pytest.mark.parametrize('path', sorted(EXAMPLES.glob('*.py')), ids=lambda path: path.stem)
 def test_every_example_names_what_is_there(path):
     assert not names.lost(path.read_text(encoding='utf-8'))
 
 
 @pytest.mark.nightly
-def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, tmp_path, capsys):
-    results = digits.main(
-        ['--epochs', '1', '--seeds', '1', '--no-stream', '--output', str(tmp_path / 'curves.png')]
-    )
-    assert (tmp_path / 'curves.png').stat().st_size > 10_000
+def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, drawn, capsys):
+    asked = '--epochs 1 --seeds 1 --no-stream --output'
+    results = digits.main([*asked.split(), str(drawn)])
     printed = capsys.readouterr().out
     assert set(results) == set(digits.METHODS) and all(f'| {name} |' in printed for name in results)
 
@@ -86,30 +91,27 @@ def test_a_model_of_another_framework_learns(name, capsys):
 
 
 @pytest.mark.nightly
-def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
-    first, last = load('spikes', 'matplotlib').main(tmp_path / 'spikes.png')
+def test_spiking_neurons_learn_to_remember_a_cue(drawn, capsys):
+    first, last = load('spikes', 'matplotlib').main(drawn)
     assert first < 0.5 and last >= 0.9  # a quarter is right by chance
-    assert (tmp_path / 'spikes.png').stat().st_size > 10_000
     told = f'{first:.0%} of the answers are right at first, {last:.0%} at last\n'
     assert capsys.readouterr().out == told
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures('optimised')
-def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
-    before, after = load('brain_scale', 'matplotlib').main(5000, 600, tmp_path / 'rates.png')
+def test_a_sparse_spiking_network_learns_to_fire_in_turn(drawn, capsys):
+    before, after = load('brain_scale', 'matplotlib').main(5000, 600, drawn)
     assert after < 0.6 * before and after < 0.09  # a constant rate for each group: above 0.14
-    assert (tmp_path / 'rates.png').stat().st_size > 10_000
     out, err = capsys.readouterr()
     assert out.startswith('5,000 neurons: ') and '600/600 steps' in err
 
 
 @pytest.mark.nightly
-def test_excitatory_and_inhibitory_neurons_learn_and_keep_their_law(tmp_path, capsys):
+def test_excitatory_and_inhibitory_neurons_learn_and_keep_their_law(drawn):
     example = load('ei_network', 'matplotlib')
-    share, held = example.main(40, 16, tmp_path / 'drawn.png')
+    share, held = example.main(40, 16, drawn)
     assert share > 0.75 and held  # a half is right by chance
-    assert (tmp_path / 'drawn.png').stat().st_size > 10_000
     model = example.Network(1)
     model.recurrent.weight.value = {'weight': -model.recurrent.weight.value['weight']}
     assert example.keeps_its_law(model)  # whatever an update makes of a weight
@@ -127,20 +129,18 @@ TRAINED = {  # arguments in a small form, and whether the figure is good enough
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', TRAINED)
-def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
+def test_a_task_is_learnt_and_drawn(name, drawn, capsys):
     arguments, good = TRAINED[name]
-    found = load(name, 'matplotlib', 'sklearn').main(*arguments, tmp_path / 'drawn.png')
-    assert good(found) and (tmp_path / 'drawn.png').stat().st_size > 10_000
+    assert good(load(name, 'matplotlib', 'sklearn').main(*arguments, drawn))
     out, err = capsys.readouterr()
     assert 'floor' in out and 'loss' in err
 
 
 @pytest.mark.nightly
-def test_an_agent_remembers_and_its_curve_is_drawn(tmp_path, capsys):
+def test_an_agent_remembers_and_its_curve_is_drawn(drawn, capsys):
     asked = '--length 4 --steps 20000 --seeds 2 --agent actor_critic --batch 4 --cell RTU'
-    curves = load('agents', 'matplotlib', 'optax').main(asked.split(), tmp_path / 'drawn.png')
+    curves = load('agents', 'matplotlib', 'optax').main(asked.split(), drawn)
     assert (curves[:, -4:].mean(1) > 0.8).all() and curves.shape == (2, 40)
-    assert (tmp_path / 'drawn.png').stat().st_size > 10_000
     assert 'chain 4: actor_critic, RTU, d_rtrl' in capsys.readouterr().out
 
 

@@ -43,24 +43,29 @@ def test_a_step_is_lowered_for_a_gpu_without_a_call_of_the_host():
 @pytest.mark.parametrize('cell', CELLS)
 def test_every_cell_is_lowered_for_every_platform(cell, platform):
     for rule in ('d_rtrl', 'es_d_rtrl'):
-        for call in ('init', 'step', 'window', 'updates'):
+        for call in ('init', *STEPS):
             check(exported(cell, rule, call, platform), cell, rule, call, platform)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize('cell', CELLS)
-def test_no_call_has_a_branch_as_if_on_a_gpu_and_its_numbers_are_those_of_the_cpu(cell):
+STEPS = 'step', 'window', 'updates'
+FIRST = pytest.param('rnn', 'step', marks=pytest.mark.slow)
+OTHERS = [(cell, call) for cell in CELLS for call in STEPS if (cell, call) != ('rnn', 'step')]
+
+
+@pytest.mark.parametrize(
+    'cell, call', [FIRST, *(pytest.param(*row, marks=pytest.mark.nightly) for row in OTHERS)]
+)
+def test_no_call_has_a_branch_as_if_on_a_gpu_and_its_numbers_are_those_of_the_cpu(cell, call):
     of, dtype = CELLS[cell], jnp.float32
     p, c, (xs, ys) = of.params(dtype), of.carry(dtype), of.data(dtype)
-    for call in ('step', 'window', 'updates'):
-        one = functional.online(of.run)
-        state = one.init(p, c, xs[0])
-        wanted = jax.jit(call_of(one, call))(p, state, xs, ys)[0]
-        with _jax.as_if_on('cuda'):
-            other = functional.online(of.run)
-            jax.eval_shape(other.init, p, c, xs[0])
-            lowered = jax.jit(call_of(other, call)).lower(p, state, xs, ys)
-        assert 'stablehlo.case' not in lowered.as_text(), call
-        got = lowered.compile()(p, state, xs, ys)[0]
-        for k in wanted:
-            assert jnp.allclose(got[k], wanted[k], rtol=1e-3, atol=1e-5), (call, k)
+    one = functional.online(of.run)
+    state = one.init(p, c, xs[0])
+    wanted = jax.jit(call_of(one, call))(p, state, xs, ys)[0]
+    with _jax.as_if_on('cuda'):
+        other = functional.online(of.run)
+        jax.eval_shape(other.init, p, c, xs[0])
+        lowered = jax.jit(call_of(other, call)).lower(p, state, xs, ys)
+    assert 'stablehlo.case' not in lowered.as_text()
+    got = lowered.compile()(p, state, xs, ys)[0]
+    for k in wanted:
+        assert jnp.allclose(got[k], wanted[k], rtol=1e-3, atol=1e-5), k

@@ -127,27 +127,6 @@ def test_a_module_refuses_specs_of_another_model():
     assert traces and all(spec == P('b', None, 'm') for spec in traces)
 
 
-def test_code_as_if_on_a_gpu_has_no_branch_and_the_numbers_of_the_cpu():
-    p, c = CELL.params(jnp.float32), CELL.carry(jnp.float32)
-    xs, ys = CELL.data(jnp.float32)
-
-    def step(learner):
-        def run(p):
-            state = learner.init(p, c, xs[0])
-            _, state = learner.step(p, state, xs[0])
-            grad = learner.grad(lambda out, y: ((out - y) ** 2).sum())
-            return grad(p, state, xs[1], ys[1]).grads
-
-        return run
-
-    wanted = jax.jit(step(functional.online(CELL.run)))(p)
-    with _jax.as_if_on('cuda'):
-        lowered = jax.jit(step(functional.online(CELL.run))).lower(p)
-    assert 'stablehlo.case' not in lowered.as_text()
-    got = lowered.compile()(p)
-    assert all(jnp.allclose(got[k], wanted[k], rtol=1e-5, atol=1e-6) for k in wanted)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('call', ['window', 'updates'])
 def test_code_as_if_on_a_gpu_copies_no_trace(call):

@@ -502,6 +502,6 @@ def test_a_declared_cell_has_no_other_ops_and_parameters(part):
     learner, x = functional.online(cell), drawn(B, I)
     state = learner.init(own, {'h': jnp.zeros((B, N))}, x)
     recording = capture(learner, cell=Cell.rnn(0.9))
-    _, record = recording.grad(own, state, x, drawn(B, O))
+    _, record = jax.jit(recording.grad)(own, state, x, drawn(B, O))
     with pytest.raises(StructureError, match=r"'b'\].* no part of a cell"):
         Recorder(io.BytesIO(), recording).write(own, state, x, drawn(B, O), record)

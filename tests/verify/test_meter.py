@@ -91,17 +91,15 @@ def test_over_all_signs_the_products_are_the_inner_products():
     gradient = jax.jit(learner.sequence_grad(loss))
     grads = gradient(params, learner.init(params, h, xs[0]), xs, ys).grads
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=7)))
-    directions = [signs[:, :6].reshape(1, -1, 3, 2), signs[:, 6:].reshape(1, -1, 1)]
+    v, still = [signs[:, :6].reshape(-1, 3, 2), signs[:, 6:]], [jnp.zeros((128, 1, 2))]
     meter = verify.Meter(learner, loss, directions=128)
-    v, still = [jnp.asarray(d[0]) for d in directions], [jnp.zeros((128, 1, 2))]
     a, _, _ = jax.jit(meter.along)(params, h, v, still, (xs,), ys)
     true = oracles.by_time(add, params, h, xs, ys, loss)
     true = jax.tree.map(lambda g: g / 5, true)
-    b = sum(np.sum(np.asarray(grads[k]) * d[0], axis=tuple(range(1, d[0].ndim)))
-            for k, d in zip('Wb', directions))  # fmt: skip
+    b = projected(grads, v)
     np.testing.assert_allclose(np.mean(a[:, 0] * b), dot(true, grads), rtol=1e-10)
     np.testing.assert_allclose(np.mean(a[:, 0] ** 2), dot(true, true), rtol=1e-10)
-    of_w = np.sum(np.asarray(grads['W']) * directions[0][0], axis=(1, 2))
+    of_w = projected({'W': grads['W']}, v[:1])
     np.testing.assert_allclose(np.mean(a[:, 0] * of_w), np.vdot(true['W'], grads['W']), rtol=1e-10)
 
 
@@ -112,11 +110,9 @@ def metered(case, rule, updates=30, **options):
     learner = meter.learner
     state = learner.init(case.params, case.carry, case.xs[0])
     gradient = jax.jit(learner.sequence_grad(case.loss, reduction='sum'))
-    grads = gradient(case.params, state, case.xs, case.ys).grads
-    step = jax.jit(
-        lambda m: meter.update(m, case.params, dict(case.carry), case.xs, case.ys, grads)
-    )
-    now = meter.init(case.params, dict(case.carry))
+    grads, carry = gradient(case.params, state, case.xs, case.ys).grads, dict(case.carry)
+    step = jax.jit(lambda now: meter.update(now, case.params, carry, case.xs, case.ys, grads))
+    now = meter.init(case.params, carry)
     for _ in range(updates):
         now = step(now)
     return meter.reading(now, case.params), grads
@@ -225,13 +221,13 @@ def test_a_stream_that_jumps_counts_no_direction_that_was_alive():
     cell, params, h = linear()
     meter = verify.Meter(functional.online(cell), mean_square, memory=8)
     x, ys, grads = jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 3)), {'W': jnp.ones((2, 3))}
-    now, carry, ages = meter.init(params, h), h, []
+    now, carry, ages, update = meter.init(params, h), h, [], jax.jit(meter.update)
     for rounded in (1 + 1e-15, 1, 1):
-        now = meter.update(now, params, carry, x, ys, grads)
+        now = update(now, params, carry, x, ys, grads)
         carry = now.carry[0] * rounded
         ages.append(int(now.age))
     assert ages == [-2, 0, 2] and float(jnp.abs(now.sums).max()) > 0
-    jumped = meter.update(now, params, h + 1, x, ys, grads)
+    jumped = update(now, params, h + 1, x, ys, grads)
     assert int(jumped.age) == -2 and not jumped.sums.any()
     v, s = now.directions[0][1], jumped.tangents[0][1]
     assert_close(s, 1.5 * jnp.broadcast_to(v.sum(1)[:, None], s.shape))
@@ -321,36 +317,33 @@ def test_an_op_without_forward_mode_is_named(wrap):
         meter.step(now, params, h, jnp.ones((2, 2)), jnp.zeros((2, 3)), grads)
 
 
+def refused(error, says, call, *args, **options):
+    with pytest.raises(error, match=says):
+        call(*args, **options)
+
+
 def test_bad_input_is_named():
     cell, params, h = linear()
     learner = functional.online(cell)
-    for options, says in (
-        ({'memory': 0}, 'memory is 0'),
-        ({'memory': True}, 'memory is True'),
-        ({'directions': 0}, 'directions is 0'),
-        ({'keep': 2}, 'keep is 2'),
-        ({'reduction': 'max'}, 'reduction'),
-    ):
-        with pytest.raises(OptionError, match=says):
-            verify.Meter(learner, mean_square, **options)
-    with pytest.raises(OptionError, match='loss_fn'):
-        verify.Meter(learner, 3)
-    with pytest.raises(OptionError, match='learner is 3'):
-        verify.Meter(3, mean_square)
-    meter = verify.Meter(learner, mean_square)
-    now, x, y, grads = meter.init(params, h), jnp.ones((2, 2)), jnp.zeros((2, 3)), params
-    with pytest.raises(StructureError, match='another learner'):
-        meter.step(now, {'W': jnp.ones((2, 4))}, jnp.zeros((2, 4)), x, y, grads)
-    with pytest.raises(StructureError, match='grads have the shapes'):
-        meter.step(now, params, h, x, y, {'W': jnp.ones((3, 2))})
-    with pytest.raises(StructureError, match='another learner'):
-        meter.reading(now, {'W': jnp.ones(2), 'b': jnp.ones(2)})
+    make = functools.partial(verify.Meter, learner, mean_square)
+    for name, value in (('memory', 0), ('memory', True), ('directions', 0), ('keep', 2)):
+        refused(OptionError, f'{name} is {value}', make, **{name: value})
+    refused(OptionError, 'reduction', make, reduction='max')
+    refused(OptionError, 'loss_fn', verify.Meter, learner, 3)
+    refused(OptionError, 'learner is 3', verify.Meter, 3, mean_square)
+    meter, x, y = make(), jnp.ones((2, 2)), jnp.zeros((2, 3))
+    now, other = meter.init(params, h), ({'W': jnp.ones((2, 4))}, jnp.zeros((2, 4)))
+    refused(StructureError, 'another learner', meter.step, now, *other, x, y, params)
+    wrong = {'W': jnp.ones((3, 2))}
+    refused(StructureError, 'grads have the shapes', meter.step, now, params, h, x, y, wrong)
+    other = {'W': jnp.ones(2), 'b': jnp.ones(2)}
+    refused(StructureError, 'another learner', meter.reading, now, other)
     wrong = verify.Meter(learner, lambda h, y: h > 0)
-    with pytest.raises(StepFunctionError, match='one real scalar'):
-        wrong.step(wrong.init(params, h), params, h, x, y, grads)
-    short, two = verify.Meter(learner, mean_square, memory=3), [jnp.stack([a, a]) for a in (x, y)]
-    with pytest.raises(OptionError, match='give 4 at least'):
-        short.update(short.init(params, h), params, h, *two, grads)
+    args = wrong.init(params, h), params, h, x, y, params
+    refused(StepFunctionError, 'one real scalar', wrong.step, *args)
+    short, (xs, ys) = make(memory=3), (jnp.stack([a, a]) for a in (x, y))
+    args = short.init(params, h), params, h, xs, ys, params
+    refused(OptionError, 'give 4 at least', short.update, *args)
 
 
 # -- compare_rules ---------------------------------------------------------------------------------
@@ -391,14 +384,10 @@ def test_compare_rules_by_default_and_in_pieces():
 
 
 def test_compare_rules_refuses():
-    for options, says in (
-        ({'memory': 0}, 'memory'),
-        ({'memory': 9}, 'has 6'),
-        ({'directions': 2}, '20'),
-        ({'rules': 'd_rtrl'}, "rules is 'd_rtrl'; give a list"),
-        ({'rules': rules.d_rtrl()}, 'give a list of rules'),
-    ):
-        with pytest.raises(OptionError, match=says):
-            compared(**options)
-    with pytest.raises(OptionError, match='compiled with any rule'):
-        verify.compare_rules(3, jnp.ones(2), jnp.ones(2), mean_square)
+    refused(OptionError, 'memory', compared, memory=0)
+    refused(OptionError, 'has 6', compared, memory=9)
+    refused(OptionError, '20', compared, directions=2)
+    refused(OptionError, "rules is 'd_rtrl'; give a list", compared, rules='d_rtrl')
+    refused(OptionError, 'give a list of rules', compared, rules=rules.d_rtrl())
+    args = 3, jnp.ones(2), jnp.ones(2), mean_square
+    refused(OptionError, 'compiled with any rule', verify.compare_rules, *args)
