@@ -147,15 +147,12 @@ MIXING = {
     ),
     'cumulative_sum': ('cumsum', lambda h, x: 0.3 * jnp.cumsum(h, -1)),
     'roll': (moving('slice'), lambda h, x: 0.3 * jnp.roll(h, 1, -1)),
-    'flip': (moving('rev'), lambda h, x: 0.3 * h[:, ::-1]),
     'mean_over_features': (SPREAD, lambda h, x: -0.3 * h.mean(-1, keepdims=True)),
     'max_over_features': (
         'reduce_max, spread by broadcast_in_dim',
         lambda h, x: -0.3 * h.max(-1, keepdims=True),
     ),
     'mean_over_the_batch': (SPREAD, lambda h, x: -0.3 * h.mean(0)),
-    'norm': (SPREAD, lambda h, x: -0.3 * jnp.linalg.norm(h, axis=-1, keepdims=True)),
-    'softmax_by_hand': (SPREAD, lambda h, x: 0.3 / jnp.exp(h).sum(-1, keepdims=True)),
     'sort': ('sort', lambda h, x: 0.8 * jnp.sort(h)),
     'gather': (moving('gather'), lambda h, x: 0.3 * h[:, jnp.array([1, 0, 3, 2])]),
     'gather_by_an_input': (
@@ -187,28 +184,12 @@ degraded(mixing('cumsum'), name='branch_that_mixes_beside_one_with_an_op')(
         h,
     )
 )
-degraded(mixing('cumsum'), name='branch_with_an_op_that_mixes')(
-    lambda p, h, x: lax.cond(
-        x.sum() > -9,
-        lambda h: 0.8 * h + mm(x, p['w']) + 0.1 * jnp.cumsum(cut(h), -1),  # here
-        lambda h: 0.5 * h,
-        h,
-    )
-)
 degraded(moving('rev'), name='descended_scan_that_turns_its_carry')(
     lambda p, h, x: lax.scan(
         lambda h, _: (0.5 * h + 0.1 * cut(h)[:, ::-1] + mm(x, p['w']), None),  # here
         h,
         None,
         length=40,
-    )[0]
-)
-degraded(mixing('cumsum'), name='unrolled_scan_that_mixes')(
-    lambda p, h, x: lax.scan(
-        lambda h, _: (0.5 * h + 0.1 * jnp.cumsum(cut(h), -1) + mm(x, p['w']), None),  # here
-        h,
-        None,
-        length=2,
     )[0]
 )
 
@@ -262,7 +243,6 @@ mean_for_all.defvjp(
 TAILS = {
     'tail_of_a_cumulative_sum': ('cumsum', lambda x, w: jnp.cumsum(mm(x, w), -1)),
     'tail_of_a_plain_dot': ('dot_general', lambda x, w: mm(x, w) @ R),
-    'tail_of_a_sum_over_the_batch': ('reduce_sum', lambda x, w: mm(x, w).sum(0)),
     'tail_of_a_sum_over_features': ('reduce_sum', lambda x, w: mm(x, w).sum(-1, keepdims=True)),
     'tail_of_a_custom_vjp': ('custom_vjp_call', lambda x, w: mean_for_all(mm(x, w))),
     'tail_of_a_fourier_transform': ('fft', lambda x, w: jnp.fft.fft(mm(x, w)).real),
@@ -402,18 +382,13 @@ degraded(not_etp_op('v'), mixing('dot_general'), params='w v', name='plain_recur
 degraded(not_etp_op('a'), params='w a', name='plain_gain_before_an_op')(
     lambda p, h, x: 0.8 * h + mm(p['a'][:I] * x, p['w'])
 )
-degraded(
-    warning('opaque-call', 'u'),
-    params='w u',
-    routes={'u': 'opaque_call:custom_vjp_call'},
-    name='op_in_a_custom_vjp',
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque(x, p['u']))
-degraded(
-    warning('opaque-call', 'u'),
-    params='w u',
-    routes={'u': 'opaque_call:custom_jvp_call'},
-    name='op_in_a_custom_jvp',
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
+for kind, fn in {'custom_vjp': opaque, 'custom_jvp': opaque_jvp}.items():
+    degraded(
+        warning('opaque-call', 'u'),
+        params='w u',
+        routes={'u': f'opaque_call:{kind}_call'},
+        name=f'op_in_a_{kind}',
+    )(lambda p, h, x, fn=fn: 0.8 * h + mm(x, p['w']) + fn(x, p['u']))
 degraded(warning('unused', 'a', None), params='w a', strict=(), name='unused_parameter')(
     lambda p, h, x: 0.8 * h + mm(x, p['w'])
 )
@@ -494,13 +469,6 @@ def traced_weight_used_plainly(p, h, x):
 def plain_use_behind_a_plain_readout(p, h, x):
     o = x @ p['u']
     h = 0.8 * h + mm(x, p['w']) + jnp.tanh(x @ p['u'])  # here
-    return h + o, h
-
-
-@degraded(not_etp_op('u'), params='w u')
-def plain_use_behind_an_op_of_a_readout(p, h, x):
-    o = mm(x, p['u'])
-    h = 0.8 * h + mm(x, p['w']) + x @ p['u']  # here
     return h + o, h
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 import braintrace
 from braintrace import Policy
-from tests.compiler.degraded import dependent, fixed, mixing, no_relation, not_etp_op, routes_of
-from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, I, N, Note, Row
+from tests.compiler.degraded import fixed, mixing, no_relation, not_etp_op, routes_of
+from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, N, Note, Row
 
 MODULES: list[Row] = []
 
@@ -72,29 +72,6 @@ class DelayLine(Leaky):
         return self.h.value
 
 
-@module(dependent(), no_relation())
-class WeightDropout(Leaky):
-    def update(self, x):
-        kept = brainstate.random.bernoulli(0.5, (I, N))
-        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value * kept)  # here
-        return self.h.value
-
-
-@module(
-    routes={
-        'part/Wr/weight/weight': 'weight_then_weight',
-        'part/Wr/weight/bias': 'weight_then_weight',
-        'w': 'no_hidden_state',
-    }
-)
-class ResetGate(Leaky):
-    def make_part(self):
-        return braintrace.nn.GRUCell(I, N)
-
-    def update(self, x):
-        return self.part(x) + self.drive(x)  # here
-
-
 @module(fixed(), fixed('state part', path='part'))
 class WeightsThatAreNoParameters(Leaky):
     def make_part(self):
@@ -113,17 +90,6 @@ class ForLoop(Leaky):
             self.h.value = 0.8 * self.h.value + self.drive(x)
 
         brainstate.transform.for_loop(turn, jnp.arange(3))  # here
-        return self.h.value
-
-
-@module(error=NOT_SUPPORTED, words=('while loop holds an ETP op', 'lax.fori_loop'))
-class WhileLoop(Leaky):
-    def update(self, x):
-        def turn(i):
-            self.h.value = 0.8 * self.h.value + self.drive(x)
-            return i + 1
-
-        brainstate.transform.while_loop(lambda i: i < 3, turn, 0)  # here
         return self.h.value
 
 

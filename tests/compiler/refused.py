@@ -168,36 +168,17 @@ by_policy('cond', 'cond', 'jnp.where', name='cond_around_an_op')(
 by_policy('cond', 'cond', 'compute both branches', name='cond_between_states')(
     lambda p, h, x: lax.cond(x.sum() > 0, lambda h: 0.8 * h, lambda h: 0.2 * h, h) + mm(x, p['w'])
 )
-by_policy('cond', 'cond', 'jnp.where', name='switch_around_an_op')(
-    lambda p, h, x: lax.switch(
-        x.sum().astype(int), [lambda h: 0.8 * h + mm(x, p['w']), jnp.sin, jnp.cos], h
-    )
-)
 by_policy('scan', 'scan', 'a Python loop', name='scan_around_an_op')(
     lambda p, h, x: lax.scan(lambda h, _: (0.8 * h + mm(x, p['w']), None), h, None, length=3)[0]
-)
-by_policy('scan', 'scan', 'a Python loop', name='fori_loop_around_an_op')(
-    lambda p, h, x: lax.fori_loop(0, 3, lambda i, h: 0.8 * h + mm(x, p['w']), h)
-)
-by_policy('scan', 'scan', 'a Python loop', name='map_around_an_op')(
-    lambda p, h, x: 0.8 * h + lax.map(lambda x: mm(x, p['w']), x)
 )
 by_policy('while', 'while_loop', 'lax.fori_loop', name='while_between_states')(
     lambda p, h, x: lax.while_loop(lambda h: (h**2).sum() > 3, lambda h: 0.5 * h, h) + mm(x, p['w'])
 )
+by_policy('custom_jvp_call', 'custom_rule', params='w u', name='custom_jvp_around_an_op')(
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u'])
+)
 by_policy(
-    'custom_jvp_call',
-    'custom_rule',
-    'outside of the function',
-    params='w u',
-    name='custom_jvp_around_an_op',
-)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
-by_policy(
-    'custom_vjp_call',
-    'custom_rule',
-    'outside of the function',
-    params='w u',
-    name='custom_vjp_around_an_op',
+    'custom_vjp_call', 'custom_rule', 'outside', params='w u', name='custom_vjp_around_an_op'
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque(x, p['u']))
 by_policy('shard_map', 'shard_map', 'for one shard', name='shard_map_around_an_op')(
     lambda p, h, x: (
@@ -237,17 +218,12 @@ small = lambda h: (h**2).sum() < 3
 op_in_while = functools.partial(
     refused,
     NOT_SUPPORTED,
-    'while loop holds an ETP op',
-    'lax.fori_loop with a static number',
-    'lax.scan',
+    'while loop holds an ETP op | lax.fori_loop with a static number | lax.scan',
 )
 while_mixes = functools.partial(
     refused,
     NOT_SUPPORTED,
-    'while loop',
-    'positions meet',
-    'no derivative in reverse mode',
-    'lax.fori_loop',
+    'while loop | positions meet | no derivative in reverse mode | lax.fori_loop',
 )
 
 op_in_while(name='op_in_while')(
