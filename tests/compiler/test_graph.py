@@ -9,8 +9,8 @@ from braintrace import functional, rules
 B, I, N = 2, 3, 4  # noqa: E741
 
 
-def graph_of(cell, params, carry, *inputs, **options):
-    learner = functional.online(cell, rules.d_rtrl(), **options)
+def graph_of(cell, params, carry, *inputs):
+    learner = functional.online(cell, rules.d_rtrl())
     jax.eval_shape(learner.init, params, carry, *inputs)
     return learner.graph
 
@@ -60,28 +60,15 @@ def test_moving_there_and_back_is_not_mixing():
 
 
 def test_fused_gates_are_followed_to_their_positions():
-    def cell(w, c, x):
-        i, f, g, o = jnp.split(drive(w, x, c['h']), 4, -1)
-        new = jax.nn.sigmoid(f) * c['c'] + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(new)
-        return h, {'c': new, 'h': h}
-
-    (relation,) = graph_of(
-        cell, jnp.ones((I + N, 4 * N)), {'c': H, 'h': H}, X
-    ).hidden_param_op_relations
-    (coordinates,) = relation.coordinates
-    assert coordinates.positions.shape == (B, 4 * N)
-    assert (coordinates.positions[:, :N] == coordinates.positions[:, N : 2 * N]).all()
-
-
-def test_a_vector_weight_beside_a_batched_state_is_expanded():
-    def cell(p, h, x):
-        h = braintrace.element_wise(p['leak'], jax.nn.sigmoid) * h + jnp.tanh(drive(p['w'], x, h))
+    def cell(w, h, x):
+        z, g = jnp.split(drive(w, x, h), 2, -1)
+        h = jax.nn.sigmoid(z) * h + jnp.tanh(g)
         return h, h
 
-    learner = functional.online(cell, rules.d_rtrl())
-    state = learner.init({'w': W, 'leak': jnp.ones(N)}, H, X)
-    assert state.trace['leak']['carry']['weight'][0].shape == (B, N)
+    (relation,) = graph_of(cell, jnp.ones((I + N, 2 * N)), H, X).hidden_param_op_relations
+    (coordinates,) = relation.coordinates
+    assert coordinates.positions.shape == (B, 2 * N)
+    assert (coordinates.positions[:, :N] == coordinates.positions[:, N:]).all()
 
 
 def test_a_trace_with_the_batch_in_front_says_so_of_a_state_behind_a_change_of_shape():
