@@ -16,10 +16,8 @@ B, I, N, T = 2, 3, 4, 3
 RNG = np.random.default_rng(0)
 P = {'w': RNG.normal(size=(I, N))}
 H, XS, YS = np.zeros((B, N)), RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, N))
-LONG, OFTEN = (
-    1100,
-    40,
-)  # more than Python recurses; more than a program of 2^40 equations would bear
+LONG = 1100  # more than Python recurses
+OFTEN = 40  # a program of 2^40 equations
 
 
 def drive(p, x):
@@ -70,10 +68,7 @@ def padded(f):
 
 def branch(f):
     """A weight that is a long function of a parameter, made inside of a branch."""
-
-    def taken(p, h, x):
-        return 0.9 * h + braintrace.matmul(x, f(p['w']))
-
+    taken = lambda p, h, x: 0.9 * h + braintrace.matmul(x, f(p['w']))
     return lambda p, h, x: jax.lax.cond(x.sum() > -99, taken, lambda p, h, x: 0.5 * h, p, h, x)
 
 

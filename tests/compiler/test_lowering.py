@@ -16,20 +16,27 @@ H = jnp.linspace(0.2, 0.4, B * N).reshape(B, N)
 mm = braintrace.matmul
 
 
+def shown(new_state):
+    """The cell whose output is its new state."""
+
+    def cell(p, h, x):
+        h = new_state(p, h, x)
+        return h, h
+
+    return cell
+
+
 def compiled(cell, rule=None, **policy):
     learner = functional.online(cell, rule or rules.d_rtrl(), policy=Policy(**policy))
     return learner, learner.init(W, H, X[0])
 
 
 def scanned(length, decay=lambda p: 0.9):
-    def cell(p, h, x):
-        def body(h, k):
-            return decay(p) * h + 0.1 * jnp.tanh(mm(x * k, p['w'])), None
+    def body(p, x):
+        return lambda h, k: (decay(p) * h + 0.1 * jnp.tanh(mm(x * k, p['w'])), None)
 
-        h = jax.lax.scan(body, h, jnp.arange(1.0, length + 1.0))[0]
-        return h, h
-
-    return cell
+    turns = jnp.arange(1.0, length + 1.0)
+    return shown(lambda p, h, x: jax.lax.scan(body(p, x), h, turns)[0])
 
 
 def names(learner):
@@ -44,15 +51,10 @@ def test_a_loop_is_unrolled_up_to_the_limit_and_descended_beyond_it():
     assert 'loop_begin' not in names(short) and names(long).count('loop_begin') == 1
 
 
-def test_the_trace_of_a_descended_loop_does_not_grow_with_its_length():
-    sizes = {n: compiled(scanned(n), unroll=0)[0].report().memory for n in (3, 30, 300)}
-    assert len(set(sizes.values())) == 1 and sizes[3] == B * N * N * 4
-
-
-def test_the_program_of_a_descended_loop_does_not_grow_with_its_length():
-    assert len(names(compiled(scanned(9), unroll=8)[0])) == len(
-        names(compiled(scanned(900), unroll=8)[0])
-    )
+def test_trace_and_program_of_a_descended_loop_do_not_grow_with_its_length():
+    learners = [compiled(scanned(length), unroll=0)[0] for length in (3, 30, 300)]
+    assert {learner.report().memory for learner in learners} == {B * N * N * 4}
+    assert len({len(names(learner)) for learner in learners}) == 1
 
 
 def test_what_no_iteration_changes_is_evaluated_before_the_loop():
@@ -66,42 +68,29 @@ def test_what_no_iteration_changes_is_evaluated_before_the_loop():
 
 def test_a_scan_over_weights_of_its_own_is_unrolled_whatever_the_limit():
     def cell(p, h, x):
-        h = (
-            0.5 * h
-            + jax.lax.scan(
-                lambda y, w: (jnp.tanh(mm(y, w)), None), x, jnp.stack([p['w'], 2 * p['w']])
-            )[0]
-        )
-        return h, h
+        weights = jnp.stack([p['w'], 2 * p['w']])
+        return 0.5 * h + jax.lax.scan(lambda y, w: (jnp.tanh(mm(y, w)), None), x, weights)[0]
 
-    learner, _ = compiled(cell, unroll=0)
+    learner, _ = compiled(shown(cell), unroll=0)
     assert [op.repeats for op in learner.graph.ops] == [(), ()]
 
 
 def test_a_function_with_a_vmap_rule_of_its_own_is_entered_where_no_vmap_is():
-    def cell_of(wrap):
-        """Reverse mode through such a function does not exist in JAX."""
-        drive = wrap(lambda h, x, w: jnp.tanh(0.5 * h + mm(x, w)))
-
-        def cell(p, h, x):
-            h = drive(h, x, p['w'])
-            return h, h
-
-        return cell
-
+    """Reverse mode through such a function does not exist in JAX."""
+    drive = lambda h, x, w: jnp.tanh(0.5 * h + mm(x, w))
     plain, own = (
-        compiled(cell_of(wrap))[0] for wrap in (lambda f: f, jax.custom_batching.sequential_vmap)
+        compiled(shown(lambda p, h, x, fn=fn: fn(h, x, p['w'])))[0]
+        for fn in (drive, jax.custom_batching.sequential_vmap(drive))
     )
     assert names(own) == names(plain) and own.routes['w'].kind == 'trace'
 
 
 def test_a_branch_with_a_constant_predicate_is_taken_alone():
-    def cell(p, h, x):
-        h = 0.5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
-        return h, h
+    def new_state(p, h, x):
+        return 0.5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
 
-    learner, _ = compiled(cell)
-    assert 'exp' not in names(learner) and 'select_n' not in names(learner)
+    learner, _ = compiled(shown(new_state))
+    assert not {'exp', 'select_n'} & set(names(learner))
 
 
 def test_control_flow_off_the_path_is_left_as_it_is():
@@ -126,16 +115,12 @@ def residuals(learner, state):
 
 
 def deep(wrap):
-    def cell(p, h, x):
-        def body(h, y):
-            for _ in range(20):
-                y = jnp.sin(y) * jnp.cos(y)
-            return 0.8 * h + y
+    def body(h, y):
+        for _ in range(20):
+            y = jnp.sin(y) * jnp.cos(y)
+        return 0.8 * h + y
 
-        h = wrap(body)(h, mm(x, p['w']))
-        return h, h
-
-    return cell
+    return shown(lambda p, h, x: wrap(body)(h, mm(x, p['w'])))
 
 
 def test_a_checkpoint_still_recomputes_and_its_policy_is_kept():
@@ -153,11 +138,8 @@ def test_a_checkpoint_still_recomputes_and_its_policy_is_kept():
 
 
 def test_a_strict_policy_accepts_recurrence_through_an_op():
-    def cell(p, h, x):
-        h = jnp.tanh(mm(jnp.concatenate([x, h], -1), jnp.concatenate([p['w'], p['w']])))
-        return h, h
-
-    learner = functional.online(cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True))
+    cell = shown(lambda p, h, x: jnp.tanh(0.5 * h + mm(h, p['w'])))
+    learner = functional.online(cell, rules.d_rtrl(), policy=Policy(strict=True))
     assert learner.init({'w': W['w']}, H, X[0]).t.shape == (B,)
 
 
@@ -167,21 +149,17 @@ def gradients(cell, rule, params=W, steps=T, **policy):
     return run(params, learner.init(params, H, X[0]), X[:steps], X[:steps])[0]
 
 
-def clean(p, h, x):
-    h = 0.9 * h + mm(x, p['w'])
-    return h, h
+clean = shown(lambda p, h, x: 0.9 * h + mm(x, p['w']))
 
 
 def test_a_while_loop_in_a_branch_that_is_not_taken_does_not_run():
     def cell(p, h, x):
         h = 0.9 * h + mm(x, p['w'])
-        endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)  # noqa: E731
-        h = jax.lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
-        return h, h
+        endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)
+        return jax.lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
 
-    np.testing.assert_allclose(
-        gradients(cell, rules.d_rtrl())['w'], gradients(clean, rules.d_rtrl())['w'], rtol=1e-6
-    )
+    got, want = (gradients(of, rules.d_rtrl())['w'] for of in (shown(cell), clean))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.tier(quick=1)
@@ -193,10 +171,10 @@ def test_what_is_no_number_in_a_branch_that_is_not_taken_reaches_no_gradient(rul
 
     def cell(p, h, x):
         good = lambda h: 0.9 * h + mm(x, p['w'])
-        h = jax.lax.cond(x.sum() > 1e9, lambda h: bad(h, p, x), good, h)
-        return h, h
+        return jax.lax.cond(x.sum() > 1e9, lambda h: bad(h, p, x), good, h)
 
-    got = gradients(cell, rule, {**W, 'B': -jnp.ones((N, 2)), 'A': jnp.ones((2, N))})
+    params = {**W, 'B': -jnp.ones((N, 2)), 'A': jnp.ones((2, N))}
+    got = gradients(shown(cell), rule, params)
     assert all((got[name] == 0).all() for name in ('A', 'B', 'a'))
     np.testing.assert_allclose(got['w'], gradients(clean, rule)['w'], rtol=1e-6)
 
@@ -217,25 +195,11 @@ def test_what_a_branch_that_is_not_taken_returns_of_parameters_alone_reaches_no_
 def test_two_uses_of_one_while_loop_are_judged_by_the_one_that_learns():
     @jax.jit
     def normal(v):
-        return jax.lax.while_loop(
-            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] / (1 + jnp.sum(c[1] ** 2))), (0, v)
-        )[1]
-
-    def cell(p, h, x):
-        h = normal(0.9 * h + mm(x, p['w'])) + normal(x)
-        return h, h
+        halve = lambda c: (c[0] + 1, c[1] / (1 + jnp.sum(c[1] ** 2)))
+        return jax.lax.while_loop(lambda c: c[0] < 2, halve, (0, v))[1]
 
     with pytest.raises(NotSupportedError, match='test_lowering.py.*positions meet'):
-        compiled(cell)
-
-
-def read_inside(p, h, x):
-    def body(h, k):
-        h = 0.9 * h + 0.1 * mm(x * k, p['w'])
-        return h, jnp.tanh(h)
-
-    h, spikes = jax.lax.scan(body, h, jnp.arange(1.0, 4.0))
-    return spikes[-1], h
+        compiled(shown(lambda p, h, x: normal(0.9 * h + mm(x, p['w'])) + normal(x)))
 
 
 def read_inside_two_loops(p, h, x):
@@ -260,6 +224,7 @@ def recurrent_reversed(p, h, x):
     return new + states.sum(0) * jnp.sin(h), new
 
 
+@shown
 def fed_twice_by_a_sequence(p, h, x):
     """Each number that a turn makes feeds two positions of the state."""
 
@@ -267,43 +232,39 @@ def fed_twice_by_a_sequence(p, h, x):
         y = jnp.tanh(mm(x * k, p['w']))
         return c, y + y[:, ::-1]
 
-    h = 0.9 * h + jax.lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
-    return h, h
-
-
-def held_in_a_sequence(p, h, x):
-    """The state goes into the loop and comes out of it as a sequence."""
-    h = jax.lax.scan(lambda c, h: (c, 0.3 * h), 0.0, jnp.stack([h, h, h]))[1].sum(0)
-    h = h + mm(x, p['w'])
-    return h, h
+    return 0.9 * h + jax.lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
 
 
 def test_a_sequence_that_is_alike_in_all_turns_needs_no_unrolling():
-    graph = compiled(held_in_a_sequence, unroll=0)[0].graph
+    """The state goes into the loop and comes out of it as a sequence."""
+
+    def cell(p, h, x):
+        turns = jax.lax.scan(lambda c, h: (c, 0.3 * h), 0.0, jnp.stack([h, h, h]))[1]
+        return turns.sum(0) + mm(x, p['w'])
+
+    graph = compiled(shown(cell), unroll=0)[0].graph
     assert not graph.mixing and any(eqn.loop for eqn in graph.program.equations)
 
 
-LOOPS = [read_inside, read_inside_two_loops, recurrent_reversed, fed_twice_by_a_sequence]
+LOOPS = {
+    'read_inside_two_loops': read_inside_two_loops,
+    'recurrent_reversed': recurrent_reversed,
+    'fed_twice_by_a_sequence': fed_twice_by_a_sequence,
+}
 
 
 @pytest.mark.tier(quick=0)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
-@pytest.mark.parametrize('cell', LOOPS)
-def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(cell, rule):
-    np.testing.assert_allclose(
-        gradients(cell, rule, unroll=0)['w'],
-        gradients(cell, rule, unroll=9)['w'],
-        rtol=2e-5,
-        atol=1e-6,
-    )
+@pytest.mark.parametrize('name', LOOPS)
+def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(name, rule):
+    got, want = (gradients(LOOPS[name], rule, unroll=n)['w'] for n in (0, 9))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
 def test_movement_that_cancels_over_a_loop_is_no_mixing():
     def cell(p, h, x):
-        (a, b), _ = jax.lax.scan(
-            lambda c, _: ((c[1], 0.9 * c[0]), None), (h[:, :2], h[:, 2:]), None, length=2
-        )
-        h = jnp.concatenate([a, b], 1) + mm(x, p['w'])
-        return h, h
+        swap = lambda c, _: ((c[1], 0.9 * c[0]), None)
+        parts, _ = jax.lax.scan(swap, (h[:, :2], h[:, 2:]), None, length=2)
+        return jnp.concatenate(parts, 1) + mm(x, p['w'])
 
-    assert not compiled(cell, unroll=0)[0].graph.mixing
+    assert not compiled(shown(cell), unroll=0)[0].graph.mixing
