@@ -114,41 +114,13 @@ def test_pull_takes_any_cotangent_back_and_changes_no_state():
     assert_close(pull(2 * cotangent), jax.tree.map(lambda g: 2 * g, grads))
 
 
-def test_heads_are_mapped_and_run_in_a_loop():
-    learner, params, carry = learner_of('LRU', rules.d_rtrl())
-    xs, ys = data()
-    state = learner.init(params, carry, xs[0])
-    heads = learner.heads(*LOSSES)
-
-    def along(params, state):
-        def step(state, at):
-            grads, _, _, state = heads(params, state, *at)
-            return state, grads
-
-        return jax.lax.scan(step, state, (xs, ys))
-
-    two = jax.tree.map(lambda p: jnp.stack([p, 0.5 * p]), params)
-    _, mapped = jax.jit(jax.vmap(along, (0, None)))(two, state)
-    alone = jax.jit(along)
-    for k, scale in enumerate((1.0, 0.5)):
-        _, want = alone(jax.tree.map(lambda p, s=scale: s * p, params), state)
-        assert_close(jax.tree.map(lambda g, k=k: g[k], mapped), want)
-
-
-def test_no_loss_and_no_scalar_are_refused():
-    learner, params, carry = learner_of('GRU', rules.d_rtrl())
-    with pytest.raises(OptionError, match='no loss'):
-        learner.heads()
-    x = data()[0][0]
-    state = learner.init(params, carry, x)
-    with pytest.raises(StepFunctionError, match='one real scalar'):
-        learner.heads(lambda y, t: y)(params, state, x, x)
-
-
-def test_a_head_can_not_call_its_learner():
+def test_no_loss_no_scalar_and_a_call_of_the_learner_are_refused():
     learner, params, carry = learner_of('GRU', rules.d_rtrl())
     x = data()[0][0]
     state = learner.init(params, carry, x)
     inner = lambda y, t: jnp.mean(learner.step(params, state, x)[0])
-    with pytest.raises(StepFunctionError, match='called the learner'):
-        learner.heads(inner)(params, state, x, x)
+    with pytest.raises(OptionError, match='no loss'):
+        learner.heads()
+    for head, words in ((lambda y, t: y, 'one real scalar'), (inner, 'called the learner')):
+        with pytest.raises(StepFunctionError, match=words):
+            learner.heads(head)(params, state, x, x)

@@ -116,19 +116,6 @@ def test_forward_mode_over_step_is_refused_by_jax():
         jax.jvp(lambda x: learner.step(params, state, x)[0], (xs[0],), (xs[0],))
 
 
-@pytest.mark.slow
-def test_a_tuple_is_passed_as_several_inputs():
-    def two(p, c, a, b):
-        return cell(p, c, a + b)
-
-    params, carry, xs, ys = setting()
-    learner, one = functional.online(two, RULES[0]), functional.online(cell, RULES[0])
-    state = learner.init(params, carry, xs[0], xs[0])
-    got, *_ = learner.sequence_grad(loss)(params, state, (xs, xs), ys)
-    want, *_ = one.sequence_grad(loss)(params, one.init(params, carry, xs[0]), 2 * xs, ys)
-    assert_close(got, want)
-
-
 def test_routes_partition_and_combine():
     learner, params, *_ = started()
     kinds = {'w': 'trace', 'b': 'trace', 'out': 'same-step', 'steps': 'frozen'}
@@ -149,17 +136,11 @@ def test_what_is_not_trainable_gets_zero_and_what_is_not_hidden_no_trace():
 
 
 def test_memory_lists_the_whole_state_and_allocates_nothing():
-    params, carry, xs, _ = setting()
     big = functional.online(cell, RULES[0])
-    shapes = (
-        {'w': (100_000, 99_000), 'b': (99_000,), 'out': (99_000, 2), 'steps': (3,)},
-        {'h': (8, 99_000), 'count': ()},
-        (8, 1000),
-    )
-    leaf = lambda s: jax.ShapeDtypeStruct(s, jnp.float32)
-    state = jax.eval_shape(
-        big.init, *(jax.tree.map(leaf, s, is_leaf=lambda s: isinstance(s, tuple)) for s in shapes)
-    )
+    shape = lambda *axes: jax.ShapeDtypeStruct(axes, jnp.float32)
+    params = {'w': shape(100_000, 99_000), 'b': shape(99_000), 'out': shape(99_000, 2)}
+    carry = {'h': shape(8, 99_000), 'count': shape()}
+    state = jax.eval_shape(big.init, params, carry, shape(8, 1000))
     memory = big.memory()
     assert memory.total == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) > 3e11
     assert ('trace/w/h/weight/0', (8, 100_000, 99_000)) in [row[:2] for row in memory.rows]
@@ -220,14 +201,11 @@ def test_bad_calls_over_a_sequence_are_refused(options, given, words):
 
 def test_a_description_before_init_says_how_to_get_one():
     learner = functional.online(cell, RULES[0])
-    for use in (lambda: learner.graph, lambda: learner.routes, learner.memory):
+    for use in (
+        lambda: learner.graph,
+        lambda: learner.routes,
+        learner.memory,
+        lambda: learner.partition_specs({}),
+    ):
         with pytest.raises(NotCompiledError, match='eval_shape'):
             use()
-
-
-def test_repeated_calls_are_equal_and_arguments_unchanged():
-    learner, params, state, xs, ys = started()
-    before = jax.tree.map(np.array, (params, state))
-    a, b = (learner.sequence_grad(loss)(params, state, xs, ys) for _ in range(2))
-    assert_close(a, b, 0)
-    assert_close(jax.tree.map(np.array, (params, state)), before, 0)

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import NotCompiledError
 from tests import models, oracles
 from tests.compare import errors
 from tests.functional.plain import on_devices
@@ -126,11 +125,6 @@ def test_a_weight_lies_as_the_parameter_that_it_is_made_of_element_by_element(ch
 def test_bad_specs_are_refused(specs, axis, words):
     with pytest.raises(ValueError, match=words):
         compiled(rules.d_rtrl()).partition_specs(specs, axis)
-
-
-def test_specs_before_init_are_refused():
-    with pytest.raises(NotCompiledError, match='eval_shape'):
-        functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
 
 
 @in_turn(none, name=models.names(), rule=[rules.d_rtrl(), rules.es_d_rtrl(0.5)])
@@ -243,20 +237,20 @@ def test_four_devices_learn_what_one_does_and_share_the_trace():
 
 
 @pytest.mark.slow
-def test_a_constraint_on_a_state_of_a_mesh_with_explicit_axes_changes_no_gradient():
+@pytest.mark.parametrize('moved', [jax.lax.with_sharding_constraint, jax.sharding.reshard])
+def test_a_state_that_is_put_elsewhere_on_a_mesh_has_the_same_gradient(moved):
     mesh = jax.make_mesh((1,), ('d',), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.enable_x64(True):
         p, h, xs = {'w': jnp.ones((3, 4)) / 3}, jnp.zeros((2, 4)), jnp.ones((4, 2, 3))
 
-        def cell(p, h, x, constrained=True):
-            h = 0.8 * h + jnp.tanh(x @ p['w'])
-            if constrained:
-                h = jax.lax.with_sharding_constraint(h, NamedSharding(mesh, P(None)))
+        def cell(p, h, x, put=lambda h: moved(h, NamedSharding(mesh, P(None, None)))):
+            h = put(0.8 * h + jnp.tanh(x @ p['w']))
             return h, h
 
-        data, plain = (p, h, xs, jnp.zeros((4, 2, 4)), loss), partial(cell, constrained=False)
-        got, _ = learn(cell, rules.d_rtrl(), *data, mark='auto')
+        data, plain = (p, h, xs, jnp.zeros((4, 2, 4)), loss), partial(cell, put=lambda h: h)
+        got, learner = learn(cell, rules.d_rtrl(), *data, mark='auto')
         assert max(errors(got, oracles.by_time(plain, *data)).values()) < 1e-12
+        assert not learner.graph.mixing
 
 
 if __name__ == '__main__':

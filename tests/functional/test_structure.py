@@ -102,10 +102,11 @@ def test_a_step_on_another_structure_is_refused_and_says_how_to_compile(change, 
 
 
 def test_a_state_of_another_rule_is_refused():
-    learner, _ = started()
+    """Also by a learner that has compiled nothing."""
     _, state = started(rule=ES)
-    with pytest.raises(StructureError, match='does not belong to this learner'):
-        learner.step(params(), state, data()[0][0])
+    for learner in (started()[0], functional.online(cell, D_RTRL)):
+        with pytest.raises(StructureError, match='does not belong to this learner'):
+            learner.step(params(), state, data()[0][0])
 
 
 @pytest.mark.parametrize(
@@ -128,25 +129,6 @@ def test_a_reset_to_another_structure_is_refused(fresh, words):
     ):
         with pytest.raises(StructureError, match=words):
             way()
-
-
-@pytest.mark.parametrize(
-    'new, words',
-    [
-        (lambda h: {'h': h, 'key': jax.random.key(0)}, 'carry/key: added in the new carry'),
-        (lambda h: {}, 'carry/h: missing in the new carry'),
-        (lambda h: {'h': h.astype(jnp.float16)}, r'carry/h: float64.*float16'),
-        (lambda h: {'h': h[0]}, r'carry/h: float64\[2, 4\] .* float64\[4\]'),
-    ],
-    ids=['a key that nobody gave', 'missing', 'dtype', 'shape'],
-)
-def test_a_carry_that_a_step_makes_up_or_loses_is_refused_at_init(new, words):
-    def step(p, c, x):
-        out, h = cell(p, c['h'], x)
-        return out, new(h)
-
-    with pytest.raises(StructureError, match=words.replace('carry/', '(carry/)?')):
-        functional.online(step, D_RTRL).init(params(), {'h': carry()}, data()[0][0])
 
 
 def test_structure_comes_first_and_memory_later():

@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
@@ -82,26 +81,6 @@ def test_a_checkpoint_around_a_step_changes_no_gradient(rule):
     args = params(), state, *data()
     want = jax.jit(learner.sequence_grad(loss, reduction='sum'))(*args)[0]
     assert_close(stepwise(learner, jax.checkpoint(learner.step))(*args), want, 1e-11)
-
-
-@pytest.mark.slow
-def test_an_ensemble_of_weights_and_learning_rates_is_each_member_by_itself():
-    """vmap over parameters and learning rates, around updates at every step."""
-    (xs, ys), members = data(), [params(seed) for seed in range(3)]
-    learner = functional.online(cell, D_RTRL)
-
-    def run(p, rate):
-        optimizer = optax.sgd(rate)
-        state = learner.init(p, carry(), xs[0])
-        train = learner.sequence_update(loss, optimizer)
-        p, losses, _, state, *_ = train(p, optimizer.init(p), state, xs, ys)
-        return p, state.carry, losses
-
-    rates = jnp.array([0.01, 0.02, 0.05])
-    got = jax.jit(jax.vmap(run))(jax.tree.map(lambda *w: jnp.stack(w), *members), rates)
-    one = jax.jit(run)
-    for k, p in enumerate(members):
-        assert_close(jax.tree.map(lambda a, k=k: a[k], got), one(p, rates[k]), 1e-11)
 
 
 @pytest.mark.slow
