@@ -9,6 +9,7 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError, StructureError
+from tests.compare import assert_close
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other
@@ -58,16 +59,6 @@ def lane_by_lane():
     return found
 
 
-def states():
-    learner = functional.online(refractory, rules.d_rtrl())
-    carry = jax.tree.map(jnp.asarray, START)
-    return learner, carry, learner.init(PARAMS, carry, XS[0])
-
-
-def want_losses():
-    return np.sin(lane_by_lane()).sum((1, 2))
-
-
 def by_single_steps(learner, carry, state):
     losses, restart, step = [], jax.jit(functional.reset), jax.jit(learner.step)
     for t in range(T):
@@ -78,27 +69,26 @@ def by_single_steps(learner, carry, state):
 
 
 def by_sequence_grad(learner, carry, state):
-    _, losses, _, state = jax.jit(learner.sequence_grad(loss, window=4))(
-        PARAMS, state, XS, XS, reset=(FLAGS, carry)
-    )
-    return losses, state
+    run = jax.jit(learner.sequence_grad(loss, window=4))
+    found = run(PARAMS, state, XS, XS, reset=(FLAGS, carry))
+    return found.losses, found.state
 
 
 def by_sequence_update(learner, carry, state):
-    optimizer = optax.sgd(0.0)
-    run = jax.jit(learner.sequence_update(loss, optimizer, update_every=2))
-    _, losses, _, state, *_ = run(
-        PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry)
+    run, given = (
+        jax.jit(learner.sequence_update(loss, optax.sgd(0.0), update_every=2)),
+        (FLAGS, carry),
     )
-    return losses, state
+    found = run(PARAMS, optax.sgd(0.0).init(PARAMS), state, XS, XS, reset=given)
+    return found.losses, found.state
 
 
 @pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('way', [by_single_steps, by_sequence_grad, by_sequence_update])
 def test_integer_and_boolean_states_start_anew_with_their_lane(way):
-    learner, carry, state = states()
-    losses, state = way(learner, carry, state)
-    np.testing.assert_allclose(losses, want_losses(), atol=1e-12)
+    learner, carry = functional.online(refractory), jax.tree.map(jnp.asarray, START)
+    losses, state = way(learner, carry, learner.init(PARAMS, carry, XS[0]))
+    np.testing.assert_allclose(losses, np.sin(lane_by_lane()).sum((1, 2)), atol=1e-12)
     assert state.carry['clock'].tolist() == [4, 3, 4] and state.t.tolist() == [4, 2, 2]
 
 
@@ -120,6 +110,19 @@ def clocked(p, c, x):
 
 
 H = np.zeros((B, N))
+
+
+def by_hand(cell, params, first, xs, flags):
+    """The gradient of all losses, where lanes start anew at the flags."""
+
+    def total(p):
+        def one(h, at):
+            out, h = cell(p, jnp.where(at[1][:, None], first, h), at[0])
+            return h, loss(out, None)
+
+        return jax.lax.scan(one, first, (xs, flags))[1].sum()
+
+    return jax.grad(total)(params)
 
 
 UNKNOWN = {
@@ -150,21 +153,17 @@ def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(name):
 
 
 def test_the_policy_says_where_lanes_are():
-    learner = functional.online(
-        counted, rules.d_rtrl(), policy=braintrace.Policy(batched=('count',))
-    )
-    carry = {'h': H, 'count': jnp.zeros(B, int)}
+    policy, carry = braintrace.Policy(batched=('count',)), {'h': H, 'count': jnp.zeros(B, int)}
+    learner = functional.online(counted, policy=policy)
     _, state = learner.step(PARAMS, learner.init(PARAMS, carry, XS[0]), XS[0])
     assert functional.reset(state, FLAGS[2], carry).carry['count'].tolist() == [0, 1, 1]
     for lanes, words in (
         (('counts',), "'counts', which is no leaf"),
         (('h', 'clock'), 'name states whose axis 0 is the batch'),
     ):
-        policy = braintrace.Policy(batched=lanes)
+        learner = functional.online(clocked, policy=braintrace.Policy(batched=lanes))
         with pytest.raises(OptionError, match=words):
-            functional.online(clocked, rules.d_rtrl(), policy=policy).init(
-                PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0]
-            )
+            learner.init(PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0])
     with pytest.raises(OptionError, match='tuple of paths'):
         braintrace.Policy(batched='count')
 
@@ -175,18 +174,17 @@ def gated(p, h, x):
     return h, h
 
 
-def patched(p, h, x):
-    """An op of two patches of each sample, and one of samples."""
-    patches = jnp.concatenate([x, 2 * x], -1).reshape(-1, INPUTS)
-    h = 0.8 * h + braintrace.matmul(patches, p['w']).reshape(B, 2, N).sum(1)
-    return braintrace.matmul(h, p['o']), h
-
-
 def grown(p, h, x):
     """An op of two patches of each sample alone."""
     patches = jnp.concatenate([x, 2 * x], -1).reshape(-1, INPUTS)
     h = 0.8 * h + braintrace.matmul(patches, p['w']).reshape(B, 2, N).sum(1)
     return h @ p['o'], h
+
+
+def patched(p, h, x):
+    """The same, and an op of samples."""
+    _, h = grown(p, h, x)
+    return braintrace.matmul(h, p['o']), h
 
 
 BATCHES = {
@@ -206,15 +204,8 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
         out, h = cell(p, c['h'], x)
         return out, {'h': h}
 
-    def total(p):
-        def one(h, at):
-            out, h = cell(p, jnp.where(at[1][:, None], carry['h'], h), at[0])
-            return h, loss(out, None)
-
-        return jax.lax.scan(one, carry['h'], (XS, FLAGS))[1].sum()
-
     def started(**options):
-        learner = functional.online(step, rules.d_rtrl(), **options)
+        learner = functional.online(step, **options)
         return learner, learner.init(params, carry, XS[0])
 
     def at_once(learner, state):
@@ -229,31 +220,19 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
             way(*started())
     learner, state = started(policy=braintrace.Policy(batched=('h',))) if told else started()
     at_once(learner, state)
-    found = gradient(learner, state)
-    want = jax.grad(total)(params)
-    for key in params:
-        np.testing.assert_allclose(found[key], want[key], atol=1e-12)
+    assert_close(gradient(learner, state), by_hand(cell, params, carry['h'], XS, FLAGS))
 
 
 @pytest.mark.parametrize('window', [4, 12])
 def test_windows_write_the_samples_that_an_op_folds_into_its_rows(window):
     """Twelve steps are written lane by lane on a CPU, four at once."""
-    xs, flags = jnp.tile(XS, (24 // len(XS) + 1, 1, 1))[:24], jnp.zeros((24, B), bool)
+    xs, flags = jnp.tile(XS, (4, 1, 1)), jnp.zeros((24, B), bool)
     flags = flags.at[[5, 14, 17], [0, 1, 2]].set(True)
-    params = {'w': PARAMS['w'][:INPUTS], 'o': PARAMS['w'][-N:]}
-
-    def total(p):
-        def one(h, at):
-            out, h = patched(p, jnp.where(at[1][:, None], H, h), at[0])
-            return h, loss(out, None)
-
-        return jax.lax.scan(one, H, (xs, flags))[1].sum()
-
-    learner = functional.online(patched, rules.d_rtrl())
+    _, params, _ = BATCHES['patched']
+    learner = functional.online(patched)
     run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=window))
     found = run(params, learner.init(params, H, xs[0]), xs, xs, reset=(flags, H)).grads
-    for key, want in jax.grad(total)(params).items():
-        np.testing.assert_allclose(found[key], want, atol=1e-10)
+    assert_close(found, by_hand(patched, params, H, xs, flags))
 
 
 def test_an_axis_of_a_mesh_for_a_batch_that_is_not_known_is_refused():
@@ -283,18 +262,18 @@ def many_ways(p, c, x):
     return v, new | {'scanned': scanned, 'branch': branch, 'called': called, 'picked': picked}
 
 
+def lanes_of(cell, carry):
+    """The names of the states whose lanes are known."""
+    learner = functional.online(cell)
+    learner.init(PARAMS, carry, XS[0])
+    return {learner.graph.program.carry_names[c] for c in learner.graph.laned}
+
+
 def test_lanes_are_followed_through_whatever_moves_them():
-    ints = ('most', 'looped', 'scanned', 'branch', 'called', 'picked')
-    carry = {
-        'v': H,
-        'turned': jnp.zeros((B, N), int),
-        'energy': jnp.zeros(B, bool),
-        **{k: jnp.zeros(B, int) for k in ints},
-    }
-    graph = functional.online(many_ways, rules.d_rtrl())
-    graph.init(PARAMS, carry, XS[0])
-    names = graph.graph.program.carry_names
-    assert {names[c] for c in graph.graph.laned} == set(carry)
+    names = 'most looped scanned branch called picked'.split()
+    carry = {'v': H, 'turned': jnp.zeros((B, N), int), 'energy': jnp.zeros(B, bool)}
+    carry |= {name: jnp.zeros(B, int) for name in names}
+    assert lanes_of(many_ways, carry) == set(carry)
 
 
 def test_two_uses_of_one_function_do_not_make_features_lanes():
@@ -308,9 +287,8 @@ def test_two_uses_of_one_function_do_not_make_features_lanes():
         level = clip(c['level'] + (v.sum(0) > 0) + ones)
         return v, {'v': v, 'rest': rest, 'level': level}
 
-    learner = functional.online(cell, rules.d_rtrl())
-    learner.init(PARAMS, {'v': H, 'rest': jnp.zeros(B, int), 'level': jnp.zeros(N, int)}, XS[0])
-    assert {learner.graph.program.carry_names[c] for c in learner.graph.laned} == {'v', 'rest'}
+    carry = {'v': H, 'rest': jnp.zeros(B, int), 'level': jnp.zeros(N, int)}
+    assert lanes_of(cell, carry) == {'v', 'rest'}
 
 
 @pytest.mark.slow
