@@ -86,13 +86,14 @@ def by_update(rule, ys, window):
 def by_learner(rule, ys, window):
     """With a weight outside of the model, which meets the target itself."""
     learner, scale = compiled(rule), brainstate.ParamState(jnp.array([0.5, 2.0]))
-    weights = {**learner.param_states, ('scale',): scale}
-
-    def step_fn(x, y):
-        return squared(learner(x), scale.value * y)
-
-    options = {'mask': MASK, 'weights': weights, 'window': window}
-    return learner.etrace_grad(XS, ys, step_fn=step_fn, **options).grads
+    return learner.etrace_grad(
+        XS,
+        ys,
+        step_fn=lambda x, y: squared(learner(x), scale.value * y),
+        mask=MASK,
+        weights={**learner.param_states, ('scale',): scale},
+        window=window,
+    ).grads
 
 
 @pytest.mark.tier(quick=1)
@@ -136,6 +137,7 @@ def compared(rule, loss=penalised, reset=None, **options):
         (rules.signs(), {'window': 4}),
         (D_RTRL.with_feedback(braintrace.Feedback('adaptive')), {'window': 4}),
         (None, {}),
+        (rules.same_step(), {'window': 3, 'loss': jax.checkpoint(penalised)}),
     ],
 )
 def test_a_mask_weighs_the_loss_alone_which_need_not_be_a_number_where_it_is_zero(rule, options):
@@ -191,43 +193,22 @@ def test_a_single_step_differentiates_the_sum_and_returns_the_loss():
     assert value == alone != one
 
 
-@pytest.mark.slow
-def test_several_seeds_are_each_seed_by_itself():
-    learner, state = start(D_RTRL)
-    run = learner.sequence_grad(penalised, window=3)
-    want, *_ = jax.jit(run)(PARAMS, state, XS, UNKNOWN, MASK)
-    two = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), PARAMS)
-    mapped = jax.vmap(lambda p: run(p, state, XS, UNKNOWN, MASK)[0])
-    assert_close(jax.tree.map(lambda g: g[0], jax.jit(mapped)(two)), want)
-
-
-def test_one_call_may_make_the_loss_and_the_penalty():
-    compared(rules.same_step(), jax.checkpoint(penalised), window=3)
-
-
 @pytest.mark.parametrize(
     'bad, words',
     [
-        (lambda y: Penalised(y.sum(), y.sum(0)), ['Penalised', 'penalty', 'float64[2]']),
-        (lambda y: Penalised(y.sum(), 1j * y.sum()), ['penalty', 'complex128[]']),
-        (lambda y: Penalised(y, y.sum()), ['with the loss', 'float64[2, 2]']),
-        (lambda y: Penalised(y.sum(), None), ['penalty', 'NoneType', 'one real scalar']),
-        (lambda y: Penalised(y.sum(), 1), ['penalty', 'int']),
+        (lambda y: Penalised(y.sum(), y.sum(0)), r'Penalised.*penalty.*float64\[2\]'),
+        (lambda y: Penalised(y.sum(), 1j * y.sum()), r'penalty.*complex128\[\]'),
+        (lambda y: Penalised(y, y.sum()), r'with the loss.*float64\[2, 2\]'),
+        (lambda y: Penalised(y.sum(), None), 'penalty.*NoneType.*one real scalar'),
+        (lambda y: Penalised(y.sum(), 1), 'penalty.*int'),
     ],
 )
 def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
     learner, (pure, state) = compiled(), start(D_RTRL)
-    for call in (
-        lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])).grads,
-        lambda: pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS),
-    ):
-        with pytest.raises(StepFunctionError) as caught:
-            call()
-        assert not [word for word in words if word not in str(caught.value)]
-
-
-def test_a_missing_aux_is_refused():
-    learner = compiled()
+    with pytest.raises(StepFunctionError, match=words):
+        learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0]))
+    with pytest.raises(StepFunctionError, match=words):
+        pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS)
     with pytest.raises(StepFunctionError, match=r'Penalised; return \(loss, aux\)'):
         learner.etrace_grad(
             XS, YS, step_fn=lambda x, y: penalised(learner(x), y), mask=MASK, has_aux=True

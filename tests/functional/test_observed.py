@@ -96,12 +96,7 @@ def moved(d, e):
 @pytest.mark.tier(quick=2)
 @pytest.mark.parametrize(
     'rule',
-    [
-        rules.d_rtrl(),
-        rules.e_prop(KAPPA, 'random'),
-        rules.d_rtrl(credit='whole'),
-        LATE,
-    ],
+    [rules.d_rtrl(), rules.e_prop(KAPPA, 'random'), rules.d_rtrl(credit='whole'), LATE],
     ids=str,
 )
 def test_factors_traces_and_signals_of_d_rtrl_are_the_formulas(rule):
@@ -188,15 +183,13 @@ def test_traces_in_bfloat16_are_shown_as_numbers():
 @pytest.mark.slow
 def test_quantities_are_shown_as_mantissas():
     def with_units(p, h, x):
-        h = 0.9 * h + braintrace.matmul(x, p['W'])
+        h = 0.9 * h + braintrace.matmul(x, p)
         return h, h
 
-    params = {'W': np.ones((I, N)) * u.mV}
-    learner = functional.online(with_units)
-    state = learner.init(params, np.zeros((B, N)) * u.mV, XS[0])
-    _, seen = learner.observed(lambda h, y: jnp.sum((h / u.mV - 0.0) ** 2))(
-        params, state, XS[0], YS[0]
-    )
+    learner, w = functional.online(with_units), np.ones((I, N)) * u.mV
+    state = learner.init(w, np.zeros((B, N)) * u.mV, XS[0])
+    observe = learner.observed(lambda h, y: jnp.sum((h / u.mV) ** 2))
+    _, seen = observe(w, state, XS[0], YS[0])
     leaves = jax.tree.leaves(seen, is_leaf=lambda x: isinstance(x, u.Quantity))
     assert leaves and not any(isinstance(leaf, u.Quantity) for leaf in leaves)
 

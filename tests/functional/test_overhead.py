@@ -63,39 +63,39 @@ def empty(h):
     return h, trace, jnp.zeros(B, jnp.int32)
 
 
+def started(rule):
+    p, h, x, y = setting()
+    learner = functional.online(cell, rule)
+    return learner, (p, learner.init(p, h, x), x, y), (p, empty(h), x, y)
+
+
 def test_acting_costs_what_the_cell_costs():
-    p, h, x, _ = setting()
-    learner = functional.online(cell, None)
-    own, plain = Cost.of(learner.step, p, learner.init(p, h, x), x), Cost.of(cell, p, h, x)
+    learner, (p, state, x, _), _ = started(None)
+    own, plain = Cost.of(learner.step, p, state, x), Cost.of(cell, p, state.carry, x)
     assert own.flops <= 1.01 * plain.flops and own.bytes <= 1.01 * plain.bytes
 
 
 @pytest.mark.slow
 def test_a_step_moves_the_bytes_of_one_written_by_hand_and_copies_no_trace():
-    p, h, x, y = setting()
-    learner = functional.online(cell, D_RTRL)
-    state = learner.init(p, h, x)
+    learner, (p, state, x, y), (_, other, _, _) = started(D_RTRL)
     own = Cost.of(learner.step, p, state, x)
-    plain = Cost.of(lambda p, s, x: by_hand(p, s, x, y)[::2], p, empty(h), x)
+    plain = Cost.of(lambda p, s, x: by_hand(p, s, x, y)[::2], p, other, x)
     assert own.bytes <= 1.02 * plain.bytes and own.flops <= 1.3 * plain.flops
     assert own.aliased >= learner.memory().total  # the new state is written into the old one
 
 
 @pytest.mark.slow
 def test_a_gradient_costs_what_one_written_by_hand_costs():
-    p, h, x, y = setting()
-    learner = functional.online(cell, D_RTRL)
-    state = learner.init(p, h, x)
-    own, plain = Cost.of(learner.grad(loss), p, state, x, y), Cost.of(by_hand, p, empty(h), x, y)
+    learner, given, by_formula = started(D_RTRL)
+    own, plain = Cost.of(learner.grad(loss), *given), Cost.of(by_hand, *by_formula)
     assert own.bytes <= 1.02 * plain.bytes and own.flops <= 1.3 * plain.flops
     assert own.aliased >= learner.memory().total
 
 
 @pytest.mark.slow
 def test_what_is_written_by_hand_is_the_same():
-    p, h, x, y = setting()
-    learner = functional.online(cell, D_RTRL)
-    step, state, other = jax.jit(learner.grad(loss)), learner.init(p, h, x), empty(h)
+    learner, (p, state, x, y), (_, other, _, _) = started(D_RTRL)
+    step = jax.jit(learner.grad(loss))
     for k in range(3):
         grads, value, _, state = step(p, state, x * k, y)
         (wanted, _), by_formula, other = by_hand(p, other, x * k, y)
@@ -109,9 +109,7 @@ def equations(jaxpr) -> int:
 
 
 def test_many_windows_are_one_program():
-    p, h, x, y = setting()
-    learner = functional.online(cell)
-    state = learner.init(p, h, x)
+    learner, (p, state, x, y), _ = started(D_RTRL)
 
     def gradient(steps, **options):
         xs, ys = (jnp.stack([a * k for k in range(1, steps + 1)]) for a in (x, y))

@@ -89,10 +89,15 @@ def test_keys_are_threaded_and_have_no_trace_and_no_gradient(rule):
     assert end.carry['key'] == c['key']
 
 
+def begun(cell=noisy_lif, first=None, x=XS[0]):
+    """A learner, its first state, and the one behind a step."""
+    learner, first = functional.online(cell, D_RTRL), carry() if first is None else first
+    state = learner.init(params(), first, x)
+    return learner, state, learner.step(params(), state, x)[1]
+
+
 def test_a_reset_leaves_the_keys():
-    learner = functional.online(noisy_lif, D_RTRL)
-    state = learner.init(params(), carry(), XS[0])
-    _, moved = learner.step(params(), state, XS[0])
+    _, state, moved = begun()
     again = functional.reset(moved, True, carry())
     assert again.carry['key'] == moved.carry['key'] != state.carry['key']
     assert (again.carry['v'] == 0).all() and int(again.t) == 0
@@ -100,13 +105,11 @@ def test_a_reset_leaves_the_keys():
 
 def test_a_raw_key_goes_on_through_every_reset():
     first, key = carry(jax.random.PRNGKey(5)), jax.random.PRNGKey(5)
-    learner = functional.online(noisy_lif, D_RTRL)
-    step = jax.jit(lambda state: learner.step(params(), state, XS[0])[1])
-    start = state = learner.init(params(), first, XS[0])
+    learner, start, _ = begun(first=first)
+    step, state = jax.jit(lambda state: learner.step(params(), state, XS[0])[1]), start
     for _ in range(3):
         key, state = jax.random.split(key)[0], functional.reset(step(state), True, first)
-    assert state.carry['key'].tolist() == key.tolist()
-    assert not state.carry['v'].any()
+    assert state.carry['key'].tolist() == key.tolist() and not state.carry['v'].any()
     run, resets = quick(learner.sequence_grad(loss)), (np.arange(3) == 1, first)
     _, _, _, state = run(params(), start, XS[:3], YS[:3], reset=resets)
     assert state.carry['key'].tolist() == key.tolist()
@@ -138,24 +141,23 @@ def counted(clock=False):
     return cell
 
 
+COUNT = {'v': np.zeros((2, N)), 'n': np.array(0)}
+TWO = np.stack([XS[0]] * 2)
+
+
 @pytest.mark.parametrize('flags', [True, np.array([True, False])])
 def test_a_count_of_keys_goes_on_through_resets(flags):
-    first = {'v': jnp.zeros((2, N)), 'n': jnp.array(0)}
-    learner, x = functional.online(counted(), D_RTRL), jnp.stack([XS[0]] * 2)
-    state = learner.init(params(), first, x)
-    _, state = learner.step(params(), state, x)
-    again = functional.reset(state, flags, first)
+    *_, state = begun(counted(), COUNT, TWO)
+    again = functional.reset(state, flags, COUNT)
     assert int(again.carry['n']) == 1
     assert_close(again.carry['v'], jnp.where(jnp.reshape(flags, (-1, 1)), 0, state.carry['v']))
 
 
 def test_a_count_that_is_read_otherwise_is_no_count_of_keys():
-    first = {'v': jnp.zeros((2, N)), 'n': jnp.array(0)}
-    learner, x = functional.online(counted(clock=True), D_RTRL), jnp.stack([XS[0]] * 2)
-    _, state = learner.step(params(), learner.init(params(), first, x), x)
-    assert int(functional.reset(state, True, first).carry['n']) == 0
+    *_, state = begun(counted(clock=True), COUNT, TWO)
+    assert int(functional.reset(state, True, COUNT).carry['n']) == 0
     with pytest.raises(braintrace.errors.StructureError, match='n .* can not start anew in single'):
-        functional.reset(state, np.array([True, False]), first)
+        functional.reset(state, np.array([True, False]), COUNT)
 
 
 def test_integers_that_no_draw_takes_for_a_key_start_anew():
@@ -163,6 +165,5 @@ def test_integers_that_no_draw_takes_for_a_key_start_anew():
         return c['n'], {'v': 0.8 * c['v'] + braintrace.matmul(x, p['w']), 'n': c['n'] + 1}
 
     first = {'v': jnp.zeros(N), 'n': jnp.zeros(2, jnp.uint32)}
-    learner = functional.online(counting, D_RTRL)
-    state = learner.step(params(), learner.init(params(), first, XS[0]), XS[0])[1]
+    *_, state = begun(counting, first)
     assert functional.reset(state, jnp.array(True), first).carry['n'].tolist() == [0, 0]

@@ -61,7 +61,7 @@ def test_a_loss_with_more_to_return_goes_through_step_and_has_aux():
     assert_close((out, new), (want, after))
 
 
-def stepwise(learner, step):
+def stepwise(step):
     """The gradient of a loss over a scan of ``step``."""
 
     def total(p, state, xs, ys):
@@ -76,11 +76,12 @@ def stepwise(learner, step):
 
 @pytest.mark.tier(quick=1)
 @both_rules
-def test_a_checkpoint_around_a_step_changes_no_gradient(rule):
+@pytest.mark.parametrize('wrap', [lambda step: step, jax.checkpoint], ids=['plain', 'checkpoint'])
+def test_a_loss_over_a_scan_of_steps_has_the_sum_of_online_gradients(wrap, rule):
     learner, state = started(rule=rule)
     args = params(), state, *data()
     want = jax.jit(learner.sequence_grad(loss, reduction='sum'))(*args)[0]
-    assert_close(stepwise(learner, jax.checkpoint(learner.step))(*args), want, 1e-11)
+    assert_close(stepwise(wrap(learner.step))(*args), want, 1e-11)
 
 
 @pytest.mark.slow
