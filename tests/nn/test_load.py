@@ -75,43 +75,12 @@ def keras_lstm(w, x, h, c):
     return logistic(o) * np.tanh(c), c
 
 
-def flax_weights(kind):
-    if kind == 'gru':
-        with_bias = {'ir', 'iz', 'in', 'hn'}
-        names = [side + gate for side in 'ih' for gate in 'rzn']
-    else:
-        names = [side + gate for side in 'ih' for gate in 'ifgo']
-        with_bias = {name for name in names if name[0] == 'h'}
-    sizes = {'i': I, 'h': O}
-    return {
-        name: {'kernel': draw(sizes[name[0]], O)} | ({'bias': draw(O)} if name in with_bias else {})
-        for name in names
-    }
-
-
-def dense(layer, a):
-    return a @ layer['kernel'] + layer.get('bias', 0)
-
-
-def flax_gru(w, x, h, c):
-    r, z = (logistic(dense(w[f'i{k}'], x) + dense(w[f'h{k}'], h)) for k in 'rz')
-    return (1 - z) * np.tanh(dense(w['in'], x) + r * dense(w['hn'], h)) + z * h, c
-
-
-def flax_lstm(w, x, h, c):
-    i, f, g, o = (dense(w[f'i{k}'], x) + dense(w[f'h{k}'], h) for k in 'ifgo')
-    c = logistic(f) * c + logistic(i) * np.tanh(g)
-    return logistic(o) * np.tanh(c), c
-
-
 DOCUMENTED = {
     'torch-gru': (torch_weights('gru'), torch_gru, True),
     'torch-lstm': (torch_weights('lstm'), torch_lstm, None),
     'keras-gru': (keras_weights('gru', (2,)), keras_gru_after, True),
     'keras-gru-before': (keras_weights('gru'), keras_gru_before, False),
     'keras-lstm': (keras_weights('lstm'), keras_lstm, None),
-    'flax-gru': (flax_weights('gru'), flax_gru, True),
-    'flax-lstm': (flax_weights('lstm'), flax_lstm, None),
 }
 
 
@@ -171,20 +140,6 @@ def test_the_cell_computes_what_pytorch_computes(kind):
     np.testing.assert_allclose(outputs(cell), want, atol=2e-6)
 
 
-@pytest.mark.parametrize('kind, after', [('GRU', False), ('GRU', True), ('LSTM', None)])
-def test_the_cell_computes_what_keras_computes(kind, after, monkeypatch):
-    monkeypatch.setenv('KERAS_BACKEND', 'jax')
-    keras = pytest.importorskip('keras', reason='Keras is not installed')
-    options = {} if after is None else {'reset_after': after}
-    layer = getattr(keras.layers, kind)(O, return_sequences=True, **options)
-    layer.build((1, None, I))
-    weights = [draw(*w.shape) for w in layer.get_weights()]
-    layer.set_weights(weights)
-    want = np.asarray(layer(jnp.asarray(XS, 'float32')[None]))[0]
-    cell = loaded(f'keras-{kind.lower()}', layer.get_weights(), after)
-    np.testing.assert_allclose(outputs(cell), want, atol=2e-6)
-
-
 @pytest.mark.parametrize('kind', ['gru', 'lstm'])
 def test_the_names_of_a_layer_are_those_of_its_cell(kind):
     weights, step, after = DOCUMENTED[f'torch-{kind}']
@@ -203,37 +158,28 @@ def test_weights_without_a_bias_fit_a_cell_without_one(after):
     np.testing.assert_array_equal(*map(outputs, cells))
 
 
-TORCH, KERAS, FLAX = (DOCUMENTED[f'{name}-gru'][0] for name in ('torch', 'keras', 'flax'))
+TORCH, KERAS = (DOCUMENTED[f'{name}-gru'][0] for name in ('torch', 'keras'))
+FLAX = {
+    side + gate: {'kernel': draw(I if side == 'i' else O, O)} for side in 'ih' for gate in 'rzn'
+}
 LSTM = DOCUMENTED['torch-lstm'][0]
 gru, lstm = (lambda: nn.GRUCell(I, O, reset_after=True)), (lambda: nn.LSTMCell(I, O))
+BEFORE = DOCUMENTED['keras-gru-before'][0]
+WITHOUT_BIAS = {name: LSTM[name] for name in ('weight_ih', 'weight_hh')}
+WITHOUT_ONE = {name: value for name, value in TORCH.items() if name != 'bias_hh'}
+NARROW = lambda: nn.GRUCell(2, O, reset_after=True)  # noqa: E731
 REFUSED = {
     'comes after the product.*reset_after=True': (lambda: nn.GRUCell(I, O), TORCH, 'torch'),
-    'comes before the product.*reset_after=False': (
-        gru,
-        DOCUMENTED['keras-gru-before'][0],
-        'keras',
-    ),
+    'comes before the product.*reset_after=False': (gru, BEFORE, 'keras'),
     'W needs a bias, and the cell was made with b_init=None': (
         lambda: nn.LSTMCell(I, O, b_init=None),
-        {name: LSTM[name] for name in ('weight_ih', 'weight_hh')},
+        WITHOUT_BIAS,
         'torch',
     ),
-    r'Wz becomes \(7, 4\).*2 inputs and 4 units, has \(6, 4\)': (
-        lambda: nn.GRUCell(2, O, reset_after=True),
-        TORCH,
-        'torch',
-    ),
+    r'Wz becomes \(7, 4\).*2 inputs and 4 units, has \(6, 4\)': (NARROW, TORCH, 'torch'),
     'the weight of x has 16 numbers.*3 gates of 4 units have 12': (gru, LSTM, 'torch'),
-    'missing: none; left over: weight_ih_l1. Give one cell': (
-        gru,
-        TORCH | {'weight_ih_l1': np.ones((12, 4))},
-        'torch',
-    ),
-    'missing: bias_hh; left over: none': (
-        gru,
-        {name: value for name, value in TORCH.items() if name != 'bias_hh'},
-        'torch',
-    ),
+    'left over: weight_ih_l1. Give one cell': (gru, TORCH | {'weight_ih_l1': LSTM}, 'torch'),
+    'missing: bias_hh; left over: none': (gru, WITHOUT_ONE, 'torch'),
     'missing: ii, if, .*left over: ir, iz, in': (lstm, FLAX, 'flax'),
     'hn has no kernel: a ndarray': (gru, FLAX | {'hn': np.ones(2)}, 'flax'),
     "layout='torch' takes a dict of arrays; got a list of 3": (gru, KERAS, 'torch'),

@@ -18,6 +18,8 @@ ones = jnp.ones
 VOLTAGES = brainstate.nn.init.Normal(unit=u.mV)
 PLACES = np.array([0, 0, 2], np.int32), np.array([1, 4, 3], np.int32)
 SIGNS = np.array([[1], [-1]])
+STRUCTURE = braintrace.SparseStructure(*PLACES, (3, 5))
+LONG = np.linspace(-1, 3, 9) * u.ms
 
 
 def sparse(data=(1.0, 2.0, 3.0)):
@@ -48,15 +50,30 @@ def stepped(module, *inputs):
     return module(*inputs)
 
 
+def fed(kind, *sizes, **options):
+    """A step with three numbers."""
+    return lambda: stepped(kind(*sizes, **options), ones(3))
+
+
+def lora(size, **options):
+    base = nn.Linear(3, size, b_init=None)
+    return lambda: nn.LoRA(3, 2, 4, base_module=base, **options)(ones(3))
+
+
+def conv(in_size, **options):
+    return lambda: nn.Conv1d(in_size, 4, 3, **options)
+
+
+def projected(**parts):
+    return lambda: nn.Projection(**{'comm': nn.Linear(2, 3), 'syn': nn.Expon(3)} | parts)
+
+
 def conducted(*inputs):
-    projection = lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV))
-    return lambda: stepped(projection(), *inputs)
+    return lambda: stepped(projected(out=nn.COBA(E=0 * u.mV))(), *inputs)
 
 
 LAYERS = {
-    r'OptionError: Linear: in_size is \(6, 3\) and out_size \(5, 4\); .*=\(6, 4\)': lambda: (
-        nn.Linear((6, 3), (5, 4))
-    ),
+    r'Linear: in_size .* and out_size \(5, 4\); .*=\(6, 4\)': lambda: nn.Linear((6, 3), (5, 4)),
     'OptionError: .*number of features': lambda: nn.Linear(None, 4),
     r'OptionError: Linear: in_size is \(3, 0\)': lambda: nn.Linear((3, 0), 4),
     r'w_mask has shape \(3, 3\)': lambda: nn.Linear(3, 4, w_mask=ones((3, 3))),
@@ -66,20 +83,16 @@ LAYERS = {
     'at least 2 inputs': lambda: nn.ScaledWSLinear((4, 1), (4, 2)),
     'OptionError: ScaledWSLinear: eps is 0': lambda: nn.ScaledWSLinear(3, 2, eps=0),
     'EtpDtypeError: .*fromdense': lambda: nn.SparseLinear(np.ones((3, 5))),
-    'EtpDtypeError: SparseLinear: the data of spar_mat, a SparseStructure': lambda: nn.SparseLinear(
-        braintrace.SparseStructure(*PLACES, (3, 5))
-    ),
+    'EtpDtypeError: .*spar_mat, a SparseStructure': lambda: nn.SparseLinear(STRUCTURE),
     'EtpDtypeError: .*have dtype int32': lambda: nn.SparseLinear(sparse([1, 2, 3])),
     'reads 3 features': lambda: nn.SparseLinear(sparse(), in_size=(3, 4)),
     'OptionError: LoRA: lora_rank is 0': lambda: nn.LoRA(3, 0, 4),
     r'\(2, 4\) and in_features 3': lambda: nn.LoRA(3, 2, 4, in_size=(2, 4)),
     'base_module is a': lambda: nn.LoRA(3, 2, 4, base_module=jnp.sin),
-    r'EtpShapeError: LoRA: base_module gives shape \(1,\) and the product \(4,\)': lambda: nn.LoRA(
-        3, 2, 4, base_module=nn.Linear(3, 1)
-    )(ones(3)),
-    'EtpUnitError: LoRA: base_module gives unit 1 and the product mV': lambda: nn.LoRA(
-        3, 2, 4, base_module=nn.Linear(3, 4, b_init=None), lora_b_init=VOLTAGES
-    )(ones(3)),
+    r'EtpShapeError: LoRA: base_module gives shape \(1,\) and the product \(4,\)': lora(1),
+    'EtpUnitError: LoRA: base_module gives unit 1 and the product mV': lora(
+        4, lora_b_init=VOLTAGES
+    ),
     'num_groups is 2.0': lambda: nn.GroupedLinear(2.0, 3, 4),
     r'EtpShapeError: .*expected \(..., 2, 3\)': lambda: nn.GroupedLinear(2, 3, 4)(ones(6)),
     'give a row from 0 to 5': lambda: nn.Embedding(6, 3, padding_idx=6),
@@ -89,24 +102,18 @@ LAYERS = {
     'EtpDtypeError: .*is a list': lambda: nn.Embedding(6, 3)([1, 2]),
     'EtpShapeError: .*rows 0 to 5': lambda: nn.Embedding(6, 3)(jnp.array(6)),
     r'3 sizes in the order \(\*spatial': lambda: nn.Conv2d((8, 3), 4, 3),
-    '3 input channels do not': lambda: nn.Conv1d((8, 3), 4, 3, groups=2),
+    '3 input channels do not': conv((8, 3), groups=2),
     'EtpShapeError: .*3 output channels do not': lambda: nn.Conv1d((8, 4), 3, 3, groups=2),
     r'kernel_size is \(3, 3\)': lambda: nn.Conv1d((8, 3), 4, (3, 3)),
-    "OptionError: Conv1d: channel_first is 'no'; give True or False": lambda: nn.Conv1d(
-        (8, 3), 4, 3, channel_first='no'
-    ),
+    "Conv1d: channel_first is 'no'; give True": conv((8, 3), channel_first='no'),
     'stride is 0; give an int': lambda: nn.Conv2d((8, 8, 3), 4, 3, stride=0),
     r'padding is \(1, 2, 3\)': lambda: nn.Conv2d((8, 8, 3), 4, 3, padding=(1, 2, 3)),
-    "padding is 'FULL'": lambda: nn.Conv1d((8, 3), 4, 3, padding='FULL'),
-    r"OptionError: .*'SAME' and lhs_dilation \(2,\); .*give 1 pair": lambda: nn.Conv1d(
-        (8, 3), 4, 3, lhs_dilation=2
+    "padding is 'FULL'": conv((8, 3), padding='FULL'),
+    r"'SAME' and lhs_dilation \(2,\); .*give 1 pair": conv((8, 3), lhs_dilation=2),
+    r'Conv1d: in_size .* gives a result of shape \(0, 4\)': conv((2, 3), padding='VALID'),
+    r'EtpShapeError: Conv1d: .*\(9, 3\); expected \(8, 3\) or \(batch, 8, 3\)': (
+        lambda: conv((8, 3))()(ones((9, 3)))
     ),
-    r'OptionError: Conv1d: in_size \(2, 3\) gives a result of shape \(0, 4\)': lambda: nn.Conv1d(
-        (2, 3), 4, 3, padding='VALID'
-    ),
-    r'EtpShapeError: Conv1d: .*\(9, 3\); expected \(8, 3\) or \(batch, 8, 3\)': lambda: nn.Conv1d(
-        (8, 3), 4, 3
-    )(ones((9, 3))),
 }
 SIGNED = {
     r'w_sign is 0 at \(0, 2\) of the weight': signed(np.array([[1, 1, 0], [1, 2, 1]])),
@@ -118,9 +125,7 @@ SIGNED = {
     ),
 }
 CELLS = {
-    "GRUCell: activation is 'no_such_function'": of_kind(
-        nn.GRUCell, out_size=3, activation='no_such_function'
-    ),
+    "GRUCell: activation is 'none'": of_kind(nn.GRUCell, out_size=3, activation='none'),
     'positional': lambda: nn.VanillaRNNCell(3, 5, brainstate.nn.init.ZeroInit()),
     **{
         f'GRUCell: timescale is {re.escape(repr(range))}': timed(range)
@@ -128,9 +133,7 @@ CELLS = {
     },
     'b_init is None': lambda: nn.MinGRUCell(2, 3, b_init=None, timescale=(1, 9)),
     "phi is 'tanh'": lambda: nn.MinimalRNNCell(3, 5, phi='tanh'),
-    r'EtpShapeError: .*phi made \(3,\)': lambda: stepped(
-        nn.MinimalRNNCell(3, 5, phi=jnp.tanh), ones(3)
-    ),
+    r'EtpShapeError: .*phi made \(3,\)': fed(nn.MinimalRNNCell, 3, 5, phi=jnp.tanh),
     'CTRNNCell: tau is 0.0; a time': lambda: nn.CTRNNCell(3, 5, 0.0),
     r'CTRNNCell: tau has shape \(3,\)': lambda: nn.CTRNNCell(3, 5, np.ones(3)),
     'EtpUnitError: LTCCell: tau is .*without a unit': lambda: nn.LTCCell(3, 5, 5 * u.ms),
@@ -147,9 +150,7 @@ CELLS = {
     'heads is 0': attention(heads=0),
     r'decay is 1.5; give a number in \(0, 1\]': attention(decay=1.5),
     'one for each of the 2 heads': attention(heads=2, decay=[0.9, 0.9, 0.9]),
-    'DeltaNetCell: heads is 3; give a divisor of key_size=8': lambda: nn.DeltaNetCell(
-        2, 8, heads=3
-    ),
+    'DeltaNetCell: heads is 3; give a divisor': lambda: nn.DeltaNetCell(2, 8, heads=3),
     'GLACell: key_size': attention(key_size=0),
     'state_size': lambda: nn.MambaCell(3, state_size=0),
 }
@@ -170,9 +171,7 @@ NEURONS = {
 SYNAPSES = {
     'Expon: .*It is called g_init': of_kind(nn.Expon, g_initializer=0.0),
     'tau is 0.0; a time constant': lambda: nn.Expon(3, tau=0.0),
-    r'tau is an array of shape \(9,\) from -1 to 3 ms; a time': lambda: nn.Expon(
-        9, tau=np.linspace(-1, 3, 9) * u.ms
-    ),
+    r'tau is an array of shape \(9,\) from -1 to 3 ms; a time': lambda: nn.Expon(9, LONG),
     'STP: tau_d is -1 ms': lambda: nn.STP(3, tau_d=-1 * u.ms),
     'EtpUnitError: Expon: .*give a time': lambda: nn.Expon(3, tau=5 * u.mV),
     r'Expon: .*shape \(4,\); give one': lambda: nn.Expon(3, tau=np.ones(4)),
@@ -215,34 +214,28 @@ DELAYS = {
     'learn names .longest.': lambda: nn.Delay(3, 2, 8, learn='longest'),
     'EtpUnitError: Delay: delay is 5.* mV; give a time': lambda: nn.Delay(3, 5 * u.mV),
     'EtpUnitError: Delay: delay is 5.* and longest is 8': lambda: nn.Delay(3, 5, 8 * u.ms),
-    'EtpUnitError: Delay: longest is 5.* dt is None': lambda: stepped(
-        nn.Delay(3, 5 * u.ms), ones(3)
-    ),
+    'EtpUnitError: Delay: longest is 5.* dt is None': fed(nn.Delay, 3, 5 * u.ms),
     'EtpUnitError: .*the line has the unit 1': lambda: stepped(nn.Delay(3, 2), ones(3) * u.mV),
     'StructureError: .*has no state line yet': lambda: nn.Delay(3, 2)(ones(3)),
 }
 PROJECTIONS = {
-    r'EtpShapeError: .*comm .Linear. gives shape \(3,\), but syn \(Expon\) takes \(4,\)': lambda: (
-        nn.Projection(nn.Linear(2, 3), nn.Expon(4))
+    r'EtpShapeError: .*comm .Linear. gives shape \(3,\), but syn \(Expon\) takes \(4,\)': (
+        projected(syn=nn.Expon(4))
     ),
-    r'EtpShapeError: .*stp .STP. gives shape \(3,\), but comm \(Linear\) takes \(2,\)': lambda: (
-        nn.Projection(nn.Linear(2, 3), nn.Expon(3), stp=nn.STP(3))
+    r'EtpShapeError: .*stp .STP. gives shape \(3,\), but comm \(Linear\) takes \(2,\)': (
+        projected(stp=nn.STP(3))
     ),
-    r'give a module or a function, such as Expon\(100, tau=5.0\)': lambda: nn.Projection(
-        nn.Linear(2, 3), nn.Expon
-    ),
-    'Projection: comm is': lambda: nn.Projection(nn.Expon(3), nn.Expon(3)),
-    'Projection: syn is': lambda: nn.Projection(nn.Linear(3, 3), nn.COBA(E=0.0)),
-    'Projection: out is': lambda: nn.Projection(nn.Linear(3, 3), nn.Expon(3), nn.Expon(3)),
-    'Projection: stp is': lambda: nn.Projection(nn.Linear(3, 3), nn.Expon(3), None, nn.Expon(3)),
-    'give inhibition an E below': lambda: nn.Projection(
-        nn.SignedWLinear(3, 3, w_sign=-1), nn.Expon(3), nn.COBA(E=-80.0)
+    r'a module or a function, such as Expon\(100, tau=5.0\)': projected(syn=nn.Expon),
+    'Projection: comm is': projected(comm=nn.Expon(3)),
+    'Projection: syn is': projected(syn=nn.COBA(E=0.0)),
+    'Projection: out is': projected(out=nn.Expon(3)),
+    'Projection: stp is': projected(stp=nn.Expon(3)),
+    'give inhibition an E below': projected(
+        comm=nn.SignedWLinear(3, 3, w_sign=-1), out=nn.COBA(E=-80.0)
     ),
 }
 READOUTS = {
-    r'EtpShapeError: LeakySpike.*shape \(4,\); expected \(3,\)': lambda: stepped(
-        nn.LeakySpikeReadout(3, 2, tau=5.0), ones(4)
-    ),
+    r'EtpShapeError: LeakySpike.*shape \(3,\); expected \(4,\)': fed(nn.LeakySpikeReadout, 4, 2),
     'FilteredReadout: tau is 0.0.*larger than 0': lambda: nn.FilteredReadout(3, 2, tau=0.0),
     'EtpUnitError: FilteredReadout: .*give a time': lambda: nn.FilteredReadout(3, 2, tau=5 * u.mV),
     'FilteredReadout: tau is .*; give one number': lambda: nn.FilteredReadout(3, 2, tau=[1.0, 2.0]),
