@@ -2,8 +2,6 @@
 gradients against reverse mode in float64.
 """
 
-import functools
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np
@@ -113,78 +111,60 @@ def refractory(bp):
     return brainstate.nn.Sequential(into, lambda x: x * u.mA, cells)
 
 
-DRIVE = np.full((80, BATCH, INPUTS), 0.9)
-
-
-@functools.cache
-def spikes_of_refractory(bp):
-    """Of each step, without a learner."""
-    model, found = refractory(bp), []
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    for i, x in enumerate(DRIVE):
-        with at(i):
-            found.append(float(model(x).sum()))
-    return found
-
-
-@pytest.mark.parametrize('call', ['learner', 'etrace_grad', 'etrace_evolve', 'evaluate'])
-def test_a_refractory_neuron_spikes_as_often_as_without_a_learner(bp, call):
-    xs = jnp.asarray(DRIVE)
+@pytest.mark.nightly
+def test_a_refractory_neuron_spikes_as_often_as_without_a_learner(bp):
+    xs, steps = jnp.full((80, BATCH, INPUTS), 0.9), jnp.arange(80)
     with brainstate.environ.context(dt=0.5 * u.ms):
-        want = spikes_of_refractory(bp)
-        with at(0):
-            learner = braintrace.compile(refractory(bp), 'D_RTRL', xs[0], batch_size=BATCH)
-
-        def step(i, x):
+        model, want = refractory(bp), []
+        brainstate.nn.init_all_states(model, batch_size=BATCH)
+        for i, x in enumerate(xs):
             with at(i):
-                return learner(x).sum()
+                want.append(float(model(x).sum()))
+        for call in (
+            lambda learner, step: [step(i, x) for i, x in enumerate(xs)],
+            lambda learner, step: learner.etrace_grad(steps, xs, step_fn=step).losses,
+            lambda learner, step: learner.etrace_evolve(steps, xs, step_fn=step, trace=False),
+            lambda learner, step: braintrace.evaluate(learner, xs, xs, lambda o, _: o.sum((1, 2))),
+        ):
+            with at(0):
+                learner = braintrace.compile(refractory(bp), 'D_RTRL', xs[0], batch_size=BATCH)
 
-        steps = jnp.arange(len(xs))
-        calls = {
-            'learner': lambda: [step(i, x) for i, x in enumerate(xs)],
-            'etrace_grad': lambda: learner.etrace_grad(steps, xs, step_fn=step).losses,
-            'etrace_evolve': lambda: learner.etrace_evolve(steps, xs, step_fn=step, trace=False),
-            'evaluate': lambda: braintrace.evaluate(learner, xs, xs, lambda o, _: o.sum((1, 2))),
-        }
-        assert np.array_equal(np.asarray(calls[call]()), want) and sum(want) > 40
+            def step(i, x, learner=learner):
+                with at(i):
+                    return learner(x).sum()
+
+            assert np.array_equal(np.asarray(call(learner, step)), want) and sum(want) > 40
 
 
-def behind(bp, synapses, output, in_front=lambda n: ()):
+def behind(synapses, output, in_front=lambda bp, n: ()):
     """The weights in front of the synapses."""
-    return lambda n, neurons: bp.AlignPostProj(
-        *in_front(n), comm=Weights(n, u.mS), syn=synapses, out=output, post=neurons
+    return lambda bp, n, neurons: bp.AlignPostProj(
+        *in_front(bp, n), comm=Weights(n, u.mS), syn=synapses(bp), out=output(bp), post=neurons
     )
 
 
-def projections(bp):
-    """Each way of ``brainpy.state`` from the input to the neurons, and the states of its group."""
-    cuba, coba = bp.CUBA.desc(scale=1.0 * u.volt), bp.COBA.desc(E=5.0 * u.volt)
-    expon, dual = bp.Expon.desc(UNITS, tau=5.0 * u.ms), bp.DualExpon.desc(UNITS)
-    current = lambda n, neurons: bp.CurrentProj(
-        comm=Weights(n, u.mA), out=bp.CUBA(scale=1.0), post=neurons
-    )
-    return {
-        'expon_cuba': (behind(bp, expon, cuba), 2),
-        'expon_coba': (behind(bp, expon, coba), 2),
-        'dual_cuba': (behind(bp, dual, cuba), 3),
-        'plastic': (behind(bp, expon, coba, lambda n: (bp.STP(n),)), 2),
-        'delta': (lambda n, neurons: bp.DeltaProj(comm=Weights(n, u.mV), post=neurons), 1),
-        'current': (current, 1),
-    }
+expon, dual = lambda bp: bp.Expon.desc(UNITS, tau=5.0 * u.ms), lambda bp: bp.DualExpon.desc(UNITS)
+cuba, coba = lambda bp: bp.CUBA.desc(scale=1.0 * u.volt), lambda bp: bp.COBA.desc(E=5.0 * u.volt)
+# each way from the input to the neurons, whether it is recurrent, and the states of its group
+PROJECTIONS = {
+    'expon_cuba': (behind(expon, cuba), False, 2),
+    'expon_coba': (behind(expon, coba), True, 2),
+    'dual_cuba': (behind(dual, cuba), True, 3),
+    'plastic': (behind(expon, coba, lambda bp, n: (bp.STP(n),)), False, 2),
+    'delta': (lambda bp, n, post: bp.DeltaProj(comm=Weights(n, u.mV), post=post), True, 1),
+    'current': (
+        lambda bp, n, post: bp.CurrentProj(
+            comm=Weights(n, u.mA), out=bp.CUBA(scale=1.0), post=post
+        ),
+        False,
+        1,
+    ),
+}
 
 
 @pytest.mark.tier(quick=0)
-@pytest.mark.parametrize(
-    'name, recurrent',
-    [
-        ('expon_cuba', False),
-        ('expon_coba', True),
-        ('dual_cuba', True),
-        ('plastic', False),
-        ('delta', True),
-        ('current', False),
-    ],
-)
-def test_projections_have_the_gradient_of_reverse_mode(bp, name, recurrent):
-    project, states = projections(bp)[name]
+@pytest.mark.parametrize('name', PROJECTIONS)
+def test_projections_have_the_gradient_of_reverse_mode(bp, name):
+    way, recurrent, states = PROJECTIONS[name]
+    project = lambda n, neurons: way(bp, n, neurons)
     check(lambda: Net(bp.LIF(UNITS), recurrent, project), recurrent, states)

@@ -18,7 +18,7 @@ from tests.compare import assert_close, assert_moves
 from tests.precision import float64_models as float64_models
 from tests.tiers import slow
 
-STEPS, BATCH, N = 7, 2, 3
+STEPS, BATCH, N = 4, 2, 3
 TAUS = np.array([2.0, 3.5, 6.0])
 VOLTS = {'V_th': -50 * u.mV, 'V_rest': -62 * u.mV, 'V_reset': -60 * u.mV, 'R': 9 * u.Mohm}
 RATES = {'a': 0.05, 'b': 0.1, 'k1': 0.3, 'k2': 0.1, 'R1': 0.2, 'R2': 0.9, 'A1': 0.5, 'A2': -0.3}

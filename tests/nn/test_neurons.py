@@ -53,14 +53,11 @@ def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
 
 
 def test_jumps_of_zero_have_the_unit_of_the_current():
-    potentials = {name: value * u.mV for name, value in POTENTIALS.items()}
-    units = nn.GIF(2, R=1 * u.ohm, **potentials, A2=-1 * u.uA)
-    units.init_state()
-    units(jnp.ones(2) * u.mA)
+    volts = {name: value * u.mV for name, value in POTENTIALS.items()}
+    units, plain = nn.GIF(2, R=1 * u.ohm, **volts, A2=-1 * u.uA), nn.GIF(2, **POTENTIALS, A2=-1e-3)
+    run(units, jnp.ones(2) * u.mA, 1)
+    run(plain, jnp.ones(2), 1)
     assert [u.get_unit(I.value) for I in (units.I1, units.I2)] == [u.mA, u.mA]
-    plain = nn.GIF(2, **POTENTIALS, A2=-1e-3)
-    plain.init_state()
-    plain(jnp.ones(2))
     np.testing.assert_allclose(units.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-6)
 
 
@@ -125,63 +122,53 @@ def test_a_wrong_argument_is_refused(name, argument, value, error, message):
         NEURONS[name](**{'in_size': 2, argument: value})
 
 
-@pytest.mark.parametrize('name', NEURONS)
+@neurons
 def test_a_state_in_the_place_of_a_number_is_refused_where_it_is_set(name):
-    units = NEURONS[name](in_size=2)
+    units, state = NEURONS[name](in_size=2), brainstate.ParamState(jnp.ones(2))
     numbers = [key for key, value in vars(units).items() if isinstance(value, float)]
     assert {'R', 'tau', 'V_reset'} <= {*numbers}
     for key in numbers:
         with pytest.raises(OptionError, match=f'{name}: {key} is a ParamState; give numbers'):
-            setattr(units, key, brainstate.ParamState(jnp.ones(2)))
-    units.more = brainstate.ParamState(jnp.ones(2))
+            setattr(units, key, state)
+    units.more = state
 
 
 @pytest.mark.parametrize('dt', [-1 * u.ms, 0 * u.ms])
 def test_a_step_is_larger_than_zero(dt):
-    units = nn.LIF(2, 5 * u.ms)
-    units.init_state()
-    with (
-        brainstate.environ.context(dt=dt),
-        pytest.raises(OptionError, match="the environment's dt is .*larger than 0"),
-    ):
-        units(jnp.ones(2))
+    with brainstate.environ.context(dt=dt), pytest.raises(OptionError, match='dt is .*than 0'):
+        run(nn.LIF(2, 5 * u.ms), jnp.ones(2), 1)
 
 
-def test_a_current_of_another_unit_is_refused_with_both_units():
-    units = nn.LIF(2, R=2 * u.ohm, **MV, V_rest=0 * u.mV)
-    units.init_state()
-    with pytest.raises(EtpUnitError, match='current has the unit 1 and R ohm.*V has mV'):
-        units(jnp.ones(2))
-    plain = nn.LIF(2)
-    plain.init_state()
-    with pytest.raises(EtpUnitError, match='current has the unit mA and R 1'):
-        plain(jnp.ones(2) * u.mA)
-
-
-def test_a_time_needs_a_dt():
-    units = nn.LIF(2, tau=5 * u.ms)
-    units.init_state()
-    with pytest.raises(EtpUnitError, match=r'LIF: .* is .* ms.*dt=1 \* saiunit.ms'):
-        units(jnp.ones(2))
+@pytest.mark.parametrize(
+    'options, current, words',
+    [
+        ({'R': 2 * u.ohm, **MV, 'V_rest': 0 * u.mV}, 1.0, 'unit 1 and R ohm.*V has mV'),
+        ({}, 1.0 * u.mA, 'current has the unit mA and R 1'),
+        ({'tau': 5 * u.ms}, 1.0, r'LIF: .* is .* ms.*dt=1 \* saiunit.ms'),
+    ],
+    ids=['current', 'plain', 'time without a dt'],
+)
+def test_units_that_do_not_fit_are_refused_when_it_runs(options, current, words):
+    with pytest.raises(EtpUnitError, match=words):
+        run(nn.LIF(2, **options), jnp.ones(2) * current, 1)
 
 
 @pytest.mark.slow
 def test_a_learner_resets_the_countdown_too():
     """All lanes, or some; the countdown has no trace."""
-    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=9.0, tau_ref=5))
-    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
-    assert learner.report.exact
+    layers = nn.Linear(2, 3, w_init=1.0, b_init=0.0), nn.LIF(3, 2.0, R=9.0, tau_ref=5)
+    learner = braintrace.compile(
+        brainstate.nn.Sequential(*layers), 'D_RTRL', jnp.ones((2, 2)), batch_size=2
+    )
     assert [group.num_state for group in learner.graph.hidden_groups] == [1]
-    count = model.layers[1].refractory
 
     def run():
         learner(jnp.ones((2, 2)))
-        return np.asarray(count.value)
+        return np.asarray(layers[1].refractory.value)
 
-    model.layers[0].weight.value = {'weight': jnp.ones((2, 3)), 'bias': jnp.zeros(3)}
     assert [run().max() for _ in range(3)] == [0, 5, 4]
     learner.reset_state(lanes=jnp.array([True, False]))
     np.testing.assert_array_equal(run(), [[0, 0, 0], [3, 3, 3]])
     assert (run() > 0).all()
     learner.reset_state()
-    assert not run().any()
+    assert not run().any() and learner.report.exact
