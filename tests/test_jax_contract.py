@@ -164,11 +164,8 @@ def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
 
 
 def test_stop_gradient_and_select_are_primitives():
-    names = {
-        e.primitive.name
-        for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
-    }
-    assert {'stop_gradient', 'select_n'} <= names
+    eqns = equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
+    assert {'stop_gradient', 'select_n'} <= {e.primitive.name for e in eqns}
 
 
 def the(name, fn, *args):
@@ -201,17 +198,14 @@ def by_hand(parts, operands):
 
 def check(eqn, parts, run):
     """The equation on ramp operands equals ``run`` on its parts."""
-    operands = [
-        a.val
-        if isinstance(a, _jax.Literal)
-        else (jnp.arange(1.0, a.aval.size + 1).reshape(a.aval.shape) / 7).astype(a.aval.dtype)
-        for a in eqn.invars
-    ]
-    expected = _jax.bind(eqn, *operands)
-    got = run(parts, operands)
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected):
-        assert jnp.allclose(a, b, rtol=1e-6), (a, b)
+
+    def operand(a):
+        ramp = lambda aval: jnp.arange(1.0, aval.size + 1).reshape(aval.shape) / 7
+        return a.val if isinstance(a, _jax.Literal) else ramp(a.aval).astype(a.aval.dtype)
+
+    operands = [operand(a) for a in eqn.invars]
+    for got, want in zip(run(parts, operands), _jax.bind(eqn, *operands), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def scanned(reverse):
@@ -288,41 +282,28 @@ def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_ca
 @pytest.mark.parametrize('index', range(3))
 def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     def choose(i, x, y):
-        return jax.lax.switch(
-            i, [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)], x
-        )
+        each = [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)]
+        return jax.lax.switch(i, each, x)
 
     eqn = the('cond', choose, index, X, X)
     branches = _jax.cond_branches(eqn)
-    assert (
-        eqn.invars[0].aval.dtype == jnp.int32
-        and eqn.invars[0].aval.shape == ()
-        and len(branches) == 3
-    )
-    assert all(len(body.invars) == 2 and consts == [] for body, consts in branches)
-    operands = [jnp.int32(index), X + 1, X + 2]
-    expected = _jax.bind(eqn, *operands)
-    got = evaluate(*branches[index], *operands[1:])
+    assert eqn.invars[0].aval.dtype == jnp.int32 and eqn.invars[0].aval.shape == ()
+    assert [(len(body.invars), consts) for body, consts in branches] == [(2, [])] * 3
+    expected = _jax.bind(eqn, jnp.int32(index), X + 1, X + 2)
+    got = evaluate(*branches[index], X + 1, X + 2)
     assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
 
 def test_a_cond_lists_its_false_branch_first():
     eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
-    assert eqn.invars[0].aval.dtype == jnp.int32
-    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)] == [
-        ['cos'],
-        ['sin'],
-    ]
+    names = [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)]
+    assert eqn.invars[0].aval.dtype == jnp.int32 and names == [['cos'], ['sin']]
 
 
 def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
     policy = jax.checkpoint_policies.dots_saveable
-    eqn = the(
-        'remat2',
-        jax.checkpoint(lambda x, y: (x @ y, x), policy=policy, prevent_cse=False),
-        X,
-        X.T + 1,
-    )
+    product = jax.checkpoint(lambda x, y: (x @ y, x), policy=policy, prevent_cse=False)
+    eqn = the('remat2', product, X, X.T + 1)
     body, consts = _jax.call_body(eqn)
     assert _jax.recomputed(eqn) == (policy, False) and consts == []
     check(eqn, body, lambda body, operands: evaluate(body, consts, *operands))
@@ -335,51 +316,42 @@ def test_a_custom_vmap_that_none_surrounds_is_a_call():
     check(eqn, body, lambda body, operands: evaluate(body, consts, *operands))
 
 
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
+
+
 @pytest.mark.parametrize('check_vma', [False, True])
 def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
-    captured = jnp.arange(4.0)
+    captured, specs = jnp.arange(4.0), (P('a'), P(('a', 'b'), None))
     fn = jax.shard_map(
         lambda x, y: (x['k'] + y + captured, jax.lax.psum(y, ('a', 'b'))),
-        mesh=mesh,
+        mesh=MESH,
         check_vma=check_vma,
-        in_specs=(P('a'), P(('a', 'b'), None)),
+        in_specs=specs,
         out_specs=(P(('a', 'b')), P()),
     )
     eqn = the('shard_map', lambda x, y: fn({'k': x}, y), X, X + 1)
     parts = _jax.shard_map_parts(eqn)
-    assert (
-        parts.consts == [] and parts.mesh.shape == {'a': 1, 'b': 1} and parts.check_vma is check_vma
-    )
-    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None)) and parts.out_specs == (
-        P(('a', 'b')),
-        P(),
-    )
+    assert parts.consts == [] and parts.check_vma is check_vma
+    assert parts.mesh.shape == {'a': 1, 'b': 1} and parts.manual_axes == {'a', 'b'}
+    assert parts.in_specs[-2:] == specs and parts.out_specs == (P(('a', 'b')), P())
     assert len(parts.in_specs) == len(parts.body.invars) == len(eqn.invars)
-    assert parts.manual_axes == {'a', 'b'}
 
 
 def test_a_shard_map_names_the_axes_that_it_maps():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
-    eqn = the(
-        'shard_map',
-        jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'}),
-        X,
-    )
-    assert _jax.shard_map_parts(eqn).manual_axes == {'a'}
+    fn = jax.shard_map(jnp.sin, mesh=MESH, in_specs=P('a'), out_specs=P('a'), axis_names={'a'})
+    assert _jax.shard_map_parts(the('shard_map', fn, X)).manual_axes == {'a'}
 
 
-def inside_a_shard_map(fn, *args):
+def inside_a_shard_map(fn):
     """Parts and body equations of a ``shard_map`` along ``a`` of an abstract mesh of four."""
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Auto,))
-    parts = _jax.shard_map_parts(
-        the('shard_map', jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a')), *args)
-    )
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
+    parts = _jax.shard_map_parts(the('shard_map', mapped, jnp.ones((8, 3))))
     return parts, parts.body.eqns
 
 
 def test_an_abstract_mesh_names_the_axes_and_the_sizes_of_a_shard_map():
-    parts, _ = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))
+    parts, _ = inside_a_shard_map(jnp.sin)
     assert parts.sizes == {'a': 4}
     with parts.named_axes():
         assert jax.lax.axis_size('a') == 4
@@ -392,7 +364,7 @@ def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
         whole = jax.lax.all_gather(x, 'a', to='invarying')
         return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + whole.sum(0)
 
-    eqns = {e.primitive.name: e for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
+    eqns = {e.primitive.name: e for e in inside_a_shard_map(body)[1]}
     assert set(eqns) == {'psum_invariant', 'pvary', 'all_gather_invariant', 'reduce_sum', 'add'}
     assert eqns['psum_invariant'].params == {'axes': ('a',)}
     read = {'all_gather_dimension', 'axis_name', 'tiled'}
@@ -404,14 +376,11 @@ def test_collectives_have_the_parameters_that_are_read():
         scattered = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
         return jax.lax.ppermute(scattered + jax.lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
 
-    eqns = {e.primitive.name: e.params for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
-    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(
-        eqns['reduce_scatter']
-    )
-    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(
-        eqns['all_gather']
-    )
-    assert {'axis_name', 'perm'} <= set(eqns['ppermute'])
+    eqns = {e.primitive.name: set(e.params) for e in inside_a_shard_map(body)[1]}
+    groups = {'axis_name', 'axis_index_groups', 'tiled'}
+    assert groups | {'scatter_dimension'} <= eqns['reduce_scatter']
+    assert groups | {'all_gather_dimension'} <= eqns['all_gather']
+    assert {'axis_name', 'perm'} <= eqns['ppermute']
 
 
 def plainly(body, consts, args):
@@ -426,7 +395,7 @@ def plainly(body, consts, args):
     return _jax.walk(body, consts, args, step)
 
 
-PARTS = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))[0]
+PARTS = inside_a_shard_map(jnp.sin)[0]
 
 
 def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
@@ -434,37 +403,29 @@ def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
         scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
         return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
 
-    parts, _ = inside_a_shard_map(body, jnp.ones((8, 3)))
+    parts, _ = inside_a_shard_map(body)
     jaxpr, _ = _jax.trace(lambda x: plainly(parts.body, [], [x]), jnp.ones((2, 3)))
     assert {e.primitive.name for e in jaxpr.eqns} >= {'scan', 'remat2', 'broadcast_in_dim'}
-    for eqn in [
-        *jaxpr.eqns,
-        *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns),
-    ]:
+    inner = (e for eqn in jaxpr.eqns for j in _jax.sub_jaxprs(eqn.params) for e in j.eqns)
+    for eqn in [*jaxpr.eqns, *inner]:
         assert eqn.ctx.cur_abstract_mesh.empty
         assert all(v.aval.sharding.mesh.empty and not v.aval.mat.varying for v in eqn.outvars)
 
 
 @pytest.mark.parametrize('kind', ['jvp', 'vjp'])
 def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
+    zeros = lambda x: jnp.zeros((2, 3), x.dtype)
+    own = getattr(jax, f'custom_{kind}')(jnp.sin)
     if kind == 'jvp':
-        own = jax.custom_jvp(jnp.sin)
-        own.defjvp(lambda p, t: (own(p[0]), 3 * t[0] + jnp.zeros((2, 3), p[0].dtype)))
+        own.defjvp(lambda p, t: (own(p[0]), 3 * t[0] + zeros(p[0])))
     else:
-        own = jax.custom_vjp(jnp.sin)
-        own.defvjp(
-            lambda x: (jnp.sin(x), x + jnp.zeros((2, 3), x.dtype)), lambda x, g: (3 * g + 0 * x,)
-        )
-    parts, (eqn,) = inside_a_shard_map(own, jnp.ones((8, 3)))
+        own.defvjp(lambda x: (jnp.sin(x), x + zeros(x)), lambda x, g: (3 * g + 0 * x,))
+    parts, (eqn,) = inside_a_shard_map(own)
     params = _jax.with_bodies(eqn, parts, plainly)
     late = params['jvp_jaxpr_fun' if kind == 'jvp' else 'fwd_jaxpr_thunk']
     body, consts, *rest = late.call_wrapped(kind == 'vjp')
-    assert (
-        all(not v.aval.mat.varying for v in body.outvars)
-        and len(body.outvars) == 2
-        and consts == []
-    )
-    assert rest == ([[False]] if kind == 'jvp' else [])
+    assert len(body.outvars) == 2 and not any(v.aval.mat.varying for v in body.outvars)
+    assert consts == [] and rest == ([[False]] if kind == 'jvp' else [])
     bound = lambda v: _jax.bind(eqn, v, params=params, ctx=_jax.WithoutMesh(eqn.ctx))[0].sum()
     assert (jax.grad(bound)(jnp.ones((2, 3)) / 2) == 3).all()
 
@@ -473,22 +434,12 @@ def test_a_value_names_the_axes_that_it_is_mapped_along():
     seen = []
 
     def inner(x, y):
-        seen.extend(
-            _jax.mapped_axes(v)
-            for v in (
-                x,
-                y,
-                x + y,
-                jax.lax.psum(x, 'a'),
-                jnp.ones(3),
-                jax.lax.psum(x + y, ('a', 'b')),
-            )
-        )
+        sums = jax.lax.psum(x, 'a'), jax.lax.psum(x + y, ('a', 'b'))
+        seen.extend(map(_jax.mapped_axes, (x, y, x + y, jnp.ones(3), *sums)))
         return x
 
-    jax.eval_shape(
-        jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X
-    )
+    rows = jax.vmap(inner, (None, 0), axis_name='b')
+    jax.eval_shape(jax.vmap(rows, (0, None), axis_name='a'), X, X)
     assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
 
 
@@ -500,50 +451,39 @@ def test_new_equations_can_name_the_place_of_an_old_one():
             return jnp.cos(x)
 
     (new,) = equations(elsewhere, X)
-    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(
-        old.source_info
-    )
+    assert new.primitive.name == 'cos'
+    assert _jax.location(new.source_info) == _jax.location(old.source_info)
 
 
 def test_functions_with_their_own_derivative_are_custom_calls():
-    own_vjp = jax.custom_vjp(lambda x: x * 2)
+    double = lambda x: x * 2
+    own_vjp, own_jvp = jax.custom_vjp(double), jax.custom_jvp(double)
     own_vjp.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
-    own_jvp = jax.custom_jvp(lambda x: x * 2)
     own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
     for fn in (own_jvp, own_vjp):
         (eqn,) = equations(fn, X)
-        assert eqn.primitive.name in _jax.CUSTOM_CALLS
         body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
-        assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
+        assert eqn.primitive.name in _jax.CUSTOM_CALLS and consts == []
+        assert [e.primitive.name for e in body.eqns] == ['mul']
     assert equations(jnp.sin, X)[0].primitive.name not in _jax.CUSTOM_CALLS
 
 
 def test_other_equations_have_no_parts():
     (eqn,) = equations(jnp.sin, X)
-    accessors = (
-        _jax.scan_parts,
-        _jax.while_parts,
-        _jax.cond_branches,
-        _jax.recomputed,
-        _jax.call_body,
-        _jax.shard_map_parts,
-    )
-    assert [accessor(eqn) for accessor in accessors] == [None] * 6
+    names = 'scan_parts while_parts cond_branches recomputed call_body shard_map_parts'.split()
+    assert not [name for name in names if getattr(_jax, name)(eqn) is not None]
 
 
 def test_varying_names_the_shards_along_which_a_value_differs():
     seen = []
 
     def body(x, y):
-        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'i'))))
+        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'a'))))
         return x
 
-    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec
-    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(
-        jnp.ones(2), jnp.ones(2)
-    )
-    assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
+    fn = jax.shard_map(body, mesh=MESH, in_specs=(P('a'), P()), out_specs=P('a'))
+    fn(jnp.ones(2), jnp.ones(2))
+    assert seen == [{'a'}, set(), {'a'}, set()] and _jax.varying(jnp.ones(2)) == set()
 
 
 @pytest.mark.parametrize('manual', [False, True])
@@ -633,7 +573,7 @@ def test_a_choice_after_another_one_is_free_again():
     assert _jax.platform_dependent(tpu=lambda: 5, default=lambda: 6) == 6
 
 
-@pytest.mark.parametrize('lanes', range(1, 14))
+@pytest.mark.parametrize('lanes', [1, 2, 3, 4, 7, 13])
 @pytest.mark.parametrize('fused', [1, 2, 4])
 def test_a_sum_over_lanes_has_each_lane_once(lanes, fused):
     values = jnp.asarray([2.0**k for k in range(lanes)])
