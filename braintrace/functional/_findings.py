@@ -22,7 +22,7 @@ from .._compiler import (
     path_name,
 )
 from .._report import make_report, message, placed
-from .._rules import Rule, tree_bytes
+from .._rules import Rule, pairs, tree_bytes
 from .._warnings import tell
 from ..errors import NotSupportedError, StructureError, UntracedParameterError
 from ._state import flatten_paths
@@ -48,19 +48,23 @@ def _place(found: Diagnostic) -> tuple:
 
 
 def tell_of_trace(graph: ETraceGraph, rule: Rule) -> None:
-    """A warning before a large trace is made, and of one that has no entries."""
+    """A warning before a large trace is made, and of hidden states of which it has no entries."""
     trace = jax.eval_shape(lambda: rule.init(graph))
     size = tree_bytes(trace)
-    relations, cuts = graph.hidden_param_op_relations, graph.found('cut')
-    entries = [trace.get(relation.key) for relation in relations]
-    if rule.remembers and relations and cuts and not jax.tree.leaves(entries):
-        groups = ', '.join(group.name for group in graph.hidden_groups)
-        through = placed('weights', cuts[0].location)
+    full = {pair.group.name for pair in pairs(graph) if pair.states}
+    empty = {pair.group.name for pair in pairs(graph)} - full
+    losing = (
+        r for r in graph.hidden_param_op_relations if full.isdisjoint(g.name for g in r.groups)
+    )
+    paths = {path for r in losing for of_weight in r.paths.values() for path in of_weight}
+    cuts = {found.group: found for found in graph.found('cut') if found.group in empty}
+    if rule.remembers and cuts:
+        through = dict.fromkeys(placed('weights', found.location) for found in cuts.values())
         tell(
-            f'{rule.title} keeps nothing of earlier steps here: the units of {groups} are read by '
-            f'the next step only through {through}, where this rule cuts, so every gradient holds '
-            'the current step only. Let each unit read itself too, as a leak or a gate does, or '
-            f'take {WINDOWS}.'
+            f'{rule.title} keeps nothing of earlier steps of {", ".join(cuts)}: the next step '
+            f'reads these units only through {", ".join(through)}, where this rule cuts, so the '
+            f'gradient of {", ".join(sorted(paths))} holds the current step only. Let each unit '
+            f'read itself too, as a leak or a gate does, or take {WINDOWS}.'
         )
     if size <= LARGE:
         return

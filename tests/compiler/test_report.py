@@ -391,6 +391,17 @@ def test_a_trace_without_entries_is_told(cell, history, said):
     assert said in explained and 'carries' not in explained
 
 
+def test_a_layer_whose_trace_has_no_entries_is_told_beside_one_that_has_some():
+    def cell(p, h, x):
+        below = jnp.tanh(mm(x, p['w']) + mm(h['below'], p['v']))
+        return 2 * ({'below': below, 'above': 0.5 * h['above'] + mm(below, p['u'])},)
+
+    states = {'below': state(), 'above': state()}
+    said = r'nothing of earlier steps of below: .* gradient of v, w holds the current step only'
+    with pytest.warns(BraintraceWarning, match=said):
+        compiled(cell, shapes(w=(I, N), v=(N, N), u=(N, N)), states, seen())
+
+
 # cuts ---------------------------------------------------------------------------------------------
 
 
