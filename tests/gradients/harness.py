@@ -97,6 +97,15 @@ def learn(cell, rule, params, carry, xs, ys, loss=squared, window=None, given=No
     return run(params, state, xs, ys, **(given or {}))[0], learner
 
 
+def of_shapes(cell, rule, params, carry, x, **options):
+    """``(learner, warnings)`` of a cell that is compiled for these shapes, and computes nothing."""
+    learner = functional.online(cell, rule, **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always', BraintraceWarning)
+        jax.eval_shape(learner.init, params, carry, x)
+    return learner, [str(each.message) for each in told]
+
+
 def assert_exact(cell, rule, params, carry, xs, ys, loss=squared, window=None, **options):
     """The learner of a cell, whose gradient is that of reverse mode through all steps."""
     data = params, carry, xs, ys, loss

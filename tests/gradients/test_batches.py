@@ -120,24 +120,6 @@ def test_numbers_of_a_trace_are_zero_where_a_sample_has_no_past():
     assert (entry[:, 1] == 0).all() and (entry[:, ::2] != 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=str)
-def test_the_report_of_another_batch_size_counts_a_bias_of_the_batch_behind_slots(rule):
-    def cell(p, h, x):
-        y = braintrace.matmul(x, p['w'])
-        y = y + braintrace.element_wise(jnp.broadcast_to(p['b'], y.shape))
-        h = 0.8 * h + jnp.stack([y, -y])
-        return h[0], h
-
-    def learner_of(batch):
-        learner = functional.online(cell, rule)
-        params = {'w': jnp.ones((2, N)), 'b': jnp.ones(N)}
-        learner.init(params, jnp.zeros((2, batch, N)), jnp.ones((batch, 2)))
-        return learner
-
-    assert learner_of(B).report(B + 2).memory == learner_of(B + 2).report.memory
-
-
 def reported(rule, batch):
     """The report of a step whose batch is as long as the weight."""
     learner = functional.online(lambda p, h, x: (h, 0.5 * h + braintrace.matmul(x, p)), rule)
@@ -168,14 +150,6 @@ def test_where_a_trace_grows_otherwise_with_the_batch_no_other_size_is_told(rule
     with pytest.raises(OptionError, match='is not known at batch size 5.*Compile it at that size'):
         learner.report.at(5)
     assert learner.report.memory_of_sample == 0
-
-
-@pytest.mark.drawn
-@pytest.mark.slow
-@examples(2)
-@given(seed=seeds)
-def test_a_random_batch(seed):
-    check_or_name_the_smallest(random_batches.draw(seed), check, random_batches.simpler)
 
 
 @pytest.mark.drawn

@@ -2,8 +2,6 @@
 a step: either the gradient is that of reverse mode, or the report tells what is lost.
 """
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,8 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.errors import BraintraceWarning, UntracedParameterError
-from tests.gradients.harness import assert_exact
+from braintrace.errors import UntracedParameterError
+from tests.gradients.harness import assert_exact, of_shapes
 
 D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
 H = np.zeros((1, 2))
@@ -69,10 +67,7 @@ def test_a_parameter_that_is_a_new_state_keeps_its_history(rule):
 
 def told(cell, carry, **options):
     """The report and the kinds of the warnings of a cell that is compiled."""
-    learner = functional.online(cell, D_RTRL, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        jax.eval_shape(learner.init, P, carry, XS[0])
+    learner, _ = of_shapes(cell, D_RTRL, P, carry, XS[0], **options)
     history = {row.path: row.history for row in learner.report.parameters}
     found = {(d.kind, d.path) for d in learner.graph.diagnostics if d.level == 'warning'}
     return history, found - {('unused', 'a')}

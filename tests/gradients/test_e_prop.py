@@ -6,7 +6,6 @@
 
 import functools
 import re
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,10 @@ import pytest
 
 import braintrace
 from braintrace import functional
-from braintrace.errors import BraintraceWarning, OptionError
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
-from tests.gradients.harness import learn, quick
+from tests.gradients.harness import learn, of_shapes, quick
 from tests.late import LATE
 from tests.models.library import LibraryOps
 from tests.models.model import squared as loss
@@ -232,13 +231,10 @@ def leaky(leak, params, carry, x, out=braintrace.matmul):
 
 def compiled(rule, leak, **options):
     """The learner, and what is told."""
-    learner = functional.online(functools.partial(leaky, leak, **options), rule)
     params, carry, xs, _ = drawn()
     params = {name: params[name] for name in ('in', 'out')}
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter('always', BraintraceWarning)
-        jax.eval_shape(learner.init, params, {k: carry[k] for k in 'hy'}, xs[0])
-    return learner, [str(each.message) for each in told]
+    of = functools.partial(leaky, leak, **options)
+    return of_shapes(of, rule, params, {k: carry[k] for k in 'hy'}, xs[0])
 
 
 LOST = r'^out: y leaks behind the weights, and what it remembers of h .*'
@@ -310,9 +306,8 @@ def test_auto_filters_nothing_where_no_readout_leaks():
         h = LEAK * h + braintrace.matmul(x, params['in'])
         return braintrace.matmul(h, params['out']), h
 
-    learner, params = functional.online(last, rules.e_prop('auto')), dict(drawn()[0])
-    del params['rec']
-    jax.eval_shape(learner.init, params, zeros()['h'], drawn()[2][0])
+    params = {name: drawn()[0][name] for name in ('in', 'out')}
+    learner, _ = of_shapes(last, rules.e_prop('auto'), params, zeros()['h'], drawn()[2][0])
     assert learner.report.exact and not re.search(r'kappa \S+ at', str(learner.report))
 
 
@@ -337,9 +332,8 @@ def test_a_readout_that_has_no_filter_is_named(name):
         h = LEAK * carry + braintrace.matmul(x, params['in'])
         return read(h, params), h
 
-    learner = functional.online(cell, rules.e_prop(KAPPA))
     with pytest.raises(OptionError, match=found):
-        learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
+        of_shapes(cell, rules.e_prop(KAPPA), drawn()[0], zeros()['h'], drawn()[2][0])
 
 
 def several(ops, params, carry, x):

@@ -158,23 +158,6 @@ def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
 
 
 @pytest.mark.slow
-def test_adaptive_feedback_counts_single_steps_and_no_reset():
-    learner, state = learner_of('matmul', ADAPTIVE)
-    through, step = fading(drawn('matmul', ADAPTIVE)), jax.jit(learner.grad(loss))
-    for t in range(2):
-        grads, _, _, state = step(weights('matmul'), state, XS[t], targets('matmul')[t])
-        assert_close(grads, by_time('matmul', through, only=t))
-    for flags in (np.array([True, False]), np.array(True)):
-        state = functional.reset(state, flags, start())
-        assert int(state.trace['(feedback)']) == 2
-    run = quick(learner.sequence_grad(loss, window=2, reduction='sum'))
-    rest = XS[2:], targets('matmul')[2:]
-    grads = run(weights('matmul'), state, *rest)[0]
-    offset = jax.tree.map(lambda b: (1 - DECAY) ** 2 * b, drawn('matmul', ADAPTIVE))
-    assert_close(grads, by_time('matmul', fading(offset), slice(2, None)))
-
-
-@pytest.mark.slow
 def test_adaptive_feedback_gets_the_updates_of_the_weights():
     """An update after each step, by the gradient that each weight has then."""
     learner, state = learner_of('matmul', ADAPTIVE)

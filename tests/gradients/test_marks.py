@@ -15,7 +15,7 @@ import braintrace
 from braintrace import functional, rules, verify
 from tests import oracles
 from tests.compare import assert_close, assert_moves
-from tests.gradients.harness import assert_exact, learn, learn_by_steps, quick
+from tests.gradients.harness import assert_exact, learn, learn_by_steps
 from tests.models import squared
 
 T, B, I, N = 4, 2, 3, 4
@@ -227,34 +227,6 @@ def test_ops_by_hand_stay():
 # a bias by hand that is broadcast before the state reads it ---------------------------------------
 
 
-def fused_bias(apply):
-    def cell(p, carry, x):
-        h, c = lstm_gates(mm(jnp.concatenate([x, carry[0]], -1), p['w']) + apply(p['b']), carry[1])
-        return h, (h, c)
-
-    return cell
-
-
-@pytest.mark.tier(quick=0)
-@pytest.mark.parametrize('rule', RULES[:2], ids=['d_rtrl', 'es_d_rtrl'])
-def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
-    data = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H), XS, YS
-    wide = fused_bias(lambda b: ew(jnp.broadcast_to(b, (B, 4 * N))))
-    got, learner = learn(fused_bias(ew), rule, *data, policy=braintrace.Policy(strict=True))
-    assert_close(got, learn(wide, rule, *data)[0])
-    route = learner.routes['b']
-    assert (route.kind, route.reason) == ('trace', 'etp_elemwise')
-    assert 'fused_bias' in route.location
-    if rule is RULES[0]:
-
-        def whole(p, carry, x):
-            h, c = lstm_gates(mm(jnp.concatenate([x, carry[0]], -1), p['w'], p['b']), carry[1])
-            return h, (h, c)
-
-        want = verify.cut_bptt_gradients(whole, *data, squared)
-        assert_close(learn_by_steps(learner, *data), want)
-
-
 # products of any layout --------------------------------------------------------------------------
 
 
@@ -310,10 +282,9 @@ def test_uoro_keeps_of_a_bias_of_the_batch_what_it_keeps_of_one_of_the_op():
     reset = np.array([[False] * B, [True, False], [False] * B, [False, True]]), drawn(B, N)
     found, sizes = [], []
     for cell, mark in (bias, 'auto'), (bias_by_hand, None):
-        learner = functional.online(cell, rules.uoro(), mark=mark)
-        state = learner.init(params, drawn(B, N), xs[0])
-        gradient = quick(learner.sequence_grad(squared, window=3))
-        found.append(gradient(params, state, xs, ys, reset=reset).grads)
+        data, given = (params, drawn(B, N), xs, ys), {'reset': reset}
+        grads, learner = learn(cell, rules.uoro(), *data, window=3, given=given, mark=mark)
+        found.append(grads)
         sizes.append([learner.report(batch).memory for batch in (B, 5 * B)])
     assert_close(*found)
     assert sizes[0] == sizes[1]

@@ -2,19 +2,17 @@
 is not linear in what comes back the report says that something is lost.
 """
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
-from braintrace import Policy, functional, nn, rules
-from braintrace.errors import BraintraceWarning, UntracedParameterError
+from braintrace import Policy, nn, rules
+from braintrace.errors import UntracedParameterError
 from tests import oracles
 from tests.compare import assert_close, assert_moves, errors
-from tests.gradients.harness import learn
+from tests.gradients.harness import learn, of_shapes
 from tests.models import squared
 
 D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
@@ -220,11 +218,7 @@ def cell_of(drive, readout=lambda y: y):
 
 
 def compiled(cell, rule):
-    learner = functional.online(cell, rule, mark='auto')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', BraintraceWarning)
-        jax.eval_shape(learner.init, P, H, XS[0])
-    return learner
+    return of_shapes(cell, rule, P, H, XS[0], mark='auto')[0]
 
 
 def gradients(cell, rule):
@@ -249,9 +243,7 @@ def test_a_clip_is_named_wherever_it_stands_and_strict_refuses_it(place, rule):
     assert any('linear' in left.text for left in rows['w'].left_out)
     assert [d.kind for d in learner.graph.diagnostics if d.level == 'warning'] == ['nonlinear-rule']
     with pytest.raises(UntracedParameterError, match='not known to be linear'):
-        functional.online(place(clip), rule, mark='auto', policy=Policy(strict=True)).init(
-            P, H, XS[0]
-        )
+        of_shapes(place(clip), rule, P, H, XS[0], mark='auto', policy=Policy(strict=True))
 
 
 def test_a_clip_in_the_recurrence_is_what_a_trace_cannot_hold():

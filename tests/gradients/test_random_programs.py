@@ -13,8 +13,8 @@ from hypothesis import Phase, given, settings
 from braintrace import Policy, rules
 from tests import models, oracles
 from tests.compare import assert_drawn_close
-from tests.gradients.harness import learn, over_sequence
-from tests.models import random, random_borders, squared
+from tests.gradients.harness import learn
+from tests.models import random_borders, squared
 from tests.models.library import LibraryOps
 from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 from tests.settings import OTHERS, STRICT, under
@@ -84,36 +84,6 @@ def test_many_random_programs(part, seed):
 # -- stacks of one to three layers with one to three states ----------------------------------------
 
 
-def check_stack(plan, window):
-    """A failing plan is printed and can be given to ``build``."""
-    case = models.make_case(random.build(plan), steps=4)
-    for name, rule in RULES.items():
-        assert_drawn_close(over_sequence(case, rule, window)[0], wanted(case, name))
-
-
-@pytest.mark.slow
-@settings(max_examples=4)
-@given(random.layers)
-def test_one_random_layer(layer):
-    check_stack((layer,), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('window', [2, None])
-@settings(max_examples=3)
-@given(plan=random.plans)
-def test_a_random_stack(window, plan):
-    check_stack(plan, window)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('window', [2, None])
-@settings(max_examples=14)
-@given(plan=random.plans)
-def test_many_random_stacks(window, plan):
-    check_stack(plan, window)
-
-
 # -- branches and borders, by plain JAX ------------------------------------------------------------
 
 XS = np.random.default_rng(1).normal(size=(5, random_borders.B, random_borders.I))
@@ -155,13 +125,6 @@ def check_borders_or_name_the_smallest(seed):
     check_or_name_the_smallest(
         random_borders.draw(seed), lambda cell: check_borders(cell, setting), random_borders.simpler
     )
-
-
-@pytest.mark.slow
-@examples(2)
-@given(seeds)
-def test_a_random_cell_with_branches_and_borders(seed):
-    check_borders_or_name_the_smallest(seed)
 
 
 @pytest.mark.nightly

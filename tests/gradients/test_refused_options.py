@@ -11,6 +11,7 @@ import braintrace
 from braintrace import Feedback, functional, rules
 from braintrace.errors import OptionError
 from braintrace.rules import d_rtrl, e_prop, es_d_rtrl, ottt, rtrl, signs, snap, uoro
+from tests.gradients.harness import of_shapes
 from tests.models import squared
 
 
@@ -21,11 +22,8 @@ def plain(p, h, x):
 
 def compiled(rule):
     """A learner of a cell with one matrix, compiled for two lanes of four units."""
-    learner = functional.online(plain, rule)
-    shapes = (7, 4), (2, 4), (2, 3)
-    w, *rest = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
-    jax.eval_shape(learner.init, {'w': w}, *rest)
-    return learner
+    w, h, x = (np.zeros(shape, np.float32) for shape in ((7, 4), (2, 4), (2, 3)))
+    of_shapes(plain, rule, {'w': w}, h, x)
 
 
 def windows(**options):

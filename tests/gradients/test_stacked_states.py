@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from braintrace import functional, rules
 from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests import models, oracles
 from tests.compare import assert_close
-from tests.gradients.harness import FLAGS, learn, quick
+from tests.gradients.harness import FLAGS, learn, of_shapes, quick
 from tests.models.library import LibraryOps
 from tests.models.model import B, N, O
 from tests.models.stacks import leaky_layer, weights
@@ -474,11 +473,8 @@ def test_what_is_put_together_otherwise_is_whole_or_named(way):
     xs = rng.normal(size=(5, B, 3))
     first = join(np.zeros((B, N)), np.zeros((B, N)))
     data = params, first, xs, xs, half_square
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter('always')
-        state = (learner := functional.online(cell, rules.d_rtrl())).init(params, first, xs[0])
-    run = quick(learner.sequence_grad(half_square, reduction='sum'))
-    got, want = run(params, state, xs, xs)[0], oracles.by_time(cell, *data)
+    _, told = of_shapes(cell, rules.d_rtrl(), params, first, xs[0])
+    (got, learner), want = learn(cell, rules.d_rtrl(), *data), oracles.by_time(cell, *data)
     named = any(d.kind == 'stacked-state' for d in learner.graph.diagnostics)
     assert named == bool(told)
     assert named or all(np.allclose(got[k], want[k], rtol=1e-10) for k in got)

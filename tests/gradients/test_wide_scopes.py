@@ -15,7 +15,7 @@ from tests import models, oracles
 from tests.compare import assert_close, assert_drawn_close, assert_moves, errors
 from tests.gradients import test_updates as updates
 from tests.gradients.formulas import RULES, SCOPED
-from tests.gradients.harness import over_sequence, quick, restarts, start
+from tests.gradients.harness import learn, over_sequence, quick, restarts, start
 from tests.scoped_oracles import reach, scoped_recursion
 from tests.tiers import nightly, slow
 
@@ -294,21 +294,10 @@ def test_a_bias_that_is_marked_has_the_memory_of_one_sample_for_each(cell, rule)
     shapes |= {'bias': (4,), 'gain': (4,)} if cell is broadcast else {'each': (batch, 4)}
     params = {name: rng.normal(size=shape) / 2 for name, shape in shapes.items()}
     xs, ys = rng.normal(size=(steps, batch, 2)), rng.normal(size=(steps, batch, 4))
-    flags, h = rng.random((steps, batch)) < 0.15, jnp.zeros((batch, 4))
-    loss = lambda h, y: jnp.mean((h - y) ** 2)
-
-    def total(params):
-        def step(h, at):
-            x, y, flag = at
-            h, out = cell(params, jnp.where(flag[:, None], 0, h), x)
-            return h, loss(out, y)
-
-        return jax.lax.scan(step, h, (xs, ys, flags))[1].sum()
-
-    learner, want = functional.online(cell, rule, mark='auto'), jax.grad(total)(params)
-    state = learner.init(params, h, xs[0])
-    run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
-    assert_close(run(params, state, xs, ys, None, (flags, h)).grads, want)
+    flags, h = rng.random((steps, batch)) < 0.15, np.zeros((batch, 4))
+    data, reset = (params, h, xs, ys, models.squared), (flags, h)
+    got, learner = learn(cell, rule, *data, window=3, given={'reset': reset}, mark='auto')
+    assert_close(got, oracles.by_time(cell, *data, reset=reset))
     if cell is broadcast:
         # four numbers in each sample, and 8, 16, 4 and 4 weights whose y keeps all of them
         assert learner.report(64).memory == 64 * learner.report.memory_of_sample == 64 * 4 * 32 * 8

@@ -35,49 +35,6 @@ def installed():
     compat._remove()
 
 
-class OneSample(brainstate.nn.Module):
-    """A model that only one sample fits: it sums over all axes, and makes states of one sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = braintrace.nn.GRUCell(INPUTS + 1, UNITS)
-        self.readout = brainstate.ParamState(brainstate.random.randn(UNITS, 2))
-
-    def init_state(self):
-        self.slow = brainstate.HiddenState(jnp.zeros(UNITS))
-
-    def update(self, x):
-        y = self.cell(jnp.append(x, x.sum()))
-        self.slow.value = 0.5 * self.slow.value + y
-        return (y + self.slow.value) @ self.readout.value
-
-
-def alone(rule, xs, ys, **options):
-    """The gradient of one sample, by a learner of its own."""
-    brainstate.random.seed(0)
-    learner = compat.compile(OneSample(), rule, xs[0], **options)
-    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
-
-
-RULES = [('D_RTRL', {}), pytest.param('pp_prop', {'decay_or_rank': 0.7}, marks=pytest.mark.slow)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('rule, options', RULES)
-def test_lanes_are_learners_of_one_sample_each(rule, options):
-    xs, ys = data()
-    brainstate.random.seed(0)
-    learner = compat.compile(
-        OneSample(), rule, xs[0], batch_size=BATCH, vmap=True, vjp_method='single-step', **options
-    )
-    got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
-    each = [alone(rule, xs[:, b], ys[:, b], **options) for b in range(BATCH)]
-    assert_close(got, jax.tree.map(lambda *g: sum(g), *each))
-    assert list(learner.param_states) == [('cell', *p[1:]) for p in got if p[0] == 'cell'] + [
-        ('readout',)
-    ]
-
-
 @pytest.mark.slow
 def test_lanes_are_reset_and_initialised_as_a_batch_is():
     xs, ys = data()
@@ -228,22 +185,6 @@ def test_losses_come_back_as_loss_output_asks(reduction):
     total = masked.sum() / (mask.sum() if reduction == 'mean' else 1)
     assert_close(run(loss_output='masked'), (grads, masked))
     assert_close(run(loss_output='scalar', chunk_size=1), (grads, total))
-
-
-@pytest.mark.slow
-def test_a_window_of_inputs_is_a_loop_of_calls():
-    xs, ys = data()
-    learner, other = compiled(), compiled()
-
-    def loss():
-        return squared(learner(compat.MultiStepData(xs)), ys)
-
-    got, value = brainstate.transform.grad(loss, learner.param_states, return_value=True)()
-    want, losses = other.etrace_grad(
-        xs, ys, step_fn=loss_of(other), reduction='sum', return_value=True
-    )
-    assert_close((got, value), (want, losses.sum()))
-    assert_close(learner.etrace.value['t'], other.etrace.value['t'])
 
 
 @pytest.mark.parametrize('wrapped', [compat.SingleStepData, lambda x: x])

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import functional, rules, tasks
+from braintrace import functional, tasks
 from braintrace._windows import turns
 from braintrace.errors import OptionError, StepFunctionError
 from braintrace.tasks._loop import Loop
@@ -177,15 +177,6 @@ def test_where_nobody_reads_it_nothing_is_shown_and_training_goes_on(stderr, mon
     if file is not None:
         with contextlib.suppress(OSError):  # of what is still to be written
             file.close()
-
-
-@pytest.mark.slow
-def test_of_a_task():
-    seen = Seen()
-    model = lambda seed: braintrace.nn.GRUCell(2, 1)
-    options = {'updates': 40, 'seeds': (1, 2), 'batch_size': 2, 'test': 2}
-    run = tasks.run(tasks.adding(4), model, rules.d_rtrl(), SGD, progress=seen, **options)
-    seen.check(run.losses, 40)
 
 
 def test_an_exception_ends_the_call_and_what_was_learnt_is_kept():

@@ -2,18 +2,16 @@
 
 import io
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import pytest
-import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import StructureError
 from tests.compare import assert_close, errors
 
-from .networks import BATCH, Net, by_steps, compiled, data, loss_of, squared
+from .networks import BATCH, compiled, data, loss_of, squared
 
 SIGNS, UORO = rules.signs(seed=2), rules.uoro(seed=2)
 pytestmark = pytest.mark.slow
@@ -53,23 +51,6 @@ def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     assert rule.name in text and 'unbiased' in text
 
 
-class WithUnit(Net):
-    """A membrane in millivolts before the cell."""
-
-    def init_state(self, batch_size=None, **_):
-        self.v = brainstate.HiddenState(jnp.zeros((batch_size, 2)) * u.mV)
-
-    def update(self, x):
-        self.v.value = 0.5 * self.v.value + x * u.mV
-        return super().update(self.v.value / u.mV)
-
-
-def test_a_state_with_a_unit_is_followed_by_single_calls_as_by_sequences():
-    (xs, ys), learner = data(3), compiled(SIGNS, WithUnit)
-    grads = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum').grads
-    assert_close(by_steps(compiled(SIGNS, WithUnit), xs, ys), grads, 1e-4)
-
-
 def cell(params, h, x):
     h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
     return h, h
@@ -93,16 +74,3 @@ def test_a_state_goes_into_a_file_and_lies_on_a_mesh():
     assert learner.memory().total > 0
     specs = learner.partition_specs({'W': None}, batch_axis='data')
     assert jax.tree.structure(specs.trace) == jax.tree.structure(state.trace)
-
-
-def test_mapped_states_share_the_key_unless_they_are_given_others():
-    learner, params, state, xs, ys = pure(SIGNS)
-    run = learner.sequence_grad(squared)
-    two = jax.tree.map(lambda w: jnp.stack([w, w]), params)
-    states = jax.vmap(lambda p: learner.init(p, state.carry, xs[0]))(two)
-    first, second = jax.jit(jax.vmap(lambda p, s: run(p, s, xs, ys)[0]))(two, states)['W']
-    assert_close(first, second, 0.0)
-    keys = jax.random.split(jax.random.key(1), 2)
-    others = states.replace(trace={**states.trace, '(key)': keys})
-    first, second = jax.jit(jax.vmap(lambda p, s: run(p, s, xs, ys)[0]))(two, others)['W']
-    assert errors(first, second)[''] > 1e-3

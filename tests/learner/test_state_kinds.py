@@ -65,20 +65,6 @@ def in_steps(learner, call, case):
     return {k[0]: g for k, g in by_steps(call, case.xs, case.ys, learner.param_states).items()}
 
 
-@pytest.mark.tier(quick=0)
-@some_forms
-def test_single_calls_give_the_same_gradient_and_the_same_trace(form):
-    case = models.case(NEURON)
-    learner, separate = (learner_of(NEURON, kept, D) for kept in (form, None))
-    assert_close(in_steps(learner, learner, case), expected(NEURON, D))
-    separate.etrace_evolve(case.xs)
-    (found,) = learner.get_etrace_of(learner.model.w).items()
-    (want,) = separate.get_etrace_of(('w',)).values()
-    assert found[0] == ('w', ','.join(map(learner.model.path, ('i', 'v'))))
-    assert_close(found[1], want)
-    assert jnp.abs(want['weight']).max() > 0
-
-
 @some_forms
 def test_lanes_are_reset_to_the_states_at_compile_time(form):
     case, flags = models.case(NEURON), np.zeros((models.T, 2), bool)

@@ -15,32 +15,20 @@ import numpy as np
 
 B, N, I = 2, 3, 2
 PARAMS = 'a', 'b', 'g'  # of one number for each position
-STATES = 'h', 'u', 'v', 'k'  # two that move, two that keep what becomes of parameters
 # what a piece of the cell makes of a value, a parameter and the states
 PIECES = (
-    'bias',
-    'gain',
-    'leak',
-    'threshold',
-    'cond',
-    'cond_other',
-    'switch',
-    'nested',
-    'checkpoint',
-    'scan',
-    'long_scan',
-    'long_rows',
-    'fori',
-    'where',
-    'stop',
-)
+    'bias gain leak threshold cond cond_other switch nested checkpoint scan long_scan long_rows '
+    'fori where stop'
+).split()
 # what becomes of a parameter at the end of a step
 BORDERS = 'itself', 'square', 'branch', 'last', 'mixture', 'old', 'stopped', 'output'
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """``pieces``: a name, a parameter and another one each; ``borders``: those of two states."""
+    """States ``h`` and ``u`` move, ``v`` and ``k`` keep what becomes of parameters. ``pieces``: a
+    name, a parameter and another one each; ``borders``: those of two states.
+    """
 
     pieces: tuple[tuple[str, str, str], ...]
     borders: tuple[tuple[str, str], tuple[str, str]]

@@ -18,7 +18,8 @@ from tests.models.model import B, Model, O
 from tests.models.spiking import fired
 
 INPUTS, MEMBERS, SUM = 2, 2, '~sum'
-KINDS = {'leaky': ('h',), 'gated': ('h',), 'lstm': ('c', 'h'), 'lif': ('v',)}
+KINDS = {'leaky': ('h',), 'gated': ('h',), 'lstm': ('c', 'h'), 'lif': ('v',), 'pair': ('a', 'b')}
+WIDE = {'lstm': 4, 'pair': 2}  # results of their op for each position
 TAILS = 'tanh flip gather reshape put pad relu eased spike cumsum softmax norm'.split()
 KEEPS = 'leak flip gather stack custom roll cumsum mean while while_each'.split()
 CALLS = ('jit', 'checkpoint', 'cond', 'cond_constant', 'switch', 'scan', 'scan_reverse', 'fori')
@@ -241,14 +242,21 @@ def update_of(ops, layer: Layer):
         z = fired(ops, v)
         return {'v': v - z}, z
 
+    def pair(p, h, r, x):
+        """The second state reads the new first one, which reads the old second one."""
+        one, other = ops.split(drive(p, ops.tanh(r['a'] + r['b']), x), 2)
+        a = keep(ops, layer.keep, leak(p), h['a'], r['a']) - 0.2 * ops.tanh(h['b'])
+        a = a + tail(ops, layer.tail, one)
+        b = 0.6 * h['b'] - 0.2 * ops.tanh(h['a']) + 0.4 * a + ops.tanh(other)
+        return {'a': a - 0.3 * ops.sigmoid(a), 'b': b - 0.1 * ops.sin(b)}, ops.tanh(b)
+
     return locals()[layer.kind]
 
 
 def layer_params(layer: Layer, inputs: int) -> dict:
     n = layer.positions
-    params = {'w': (inputs + n, n * (4 if layer.kind == 'lstm' else 1))} | (
-        {'decay': (n,)} if layer.decay else {}
-    )
+    params = {'w': (inputs + n, n * WIDE.get(layer.kind, 1))}
+    params |= {'decay': (n,)} if layer.decay else {}
     if layer.kind == 'gated':
         params |= {'z': (inputs + n, n), 's': (inputs + n, n), 'bs': (n,)}
     for wrap in layer.wraps:
