@@ -70,32 +70,10 @@ ARROWS: dict[str, set[str]] = {
     '_learner': CORE | {'functional', 'rules', '_brainstate', 'extra.saving'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'functional', 'nn'}
     | {'_public_names'},
-    'tasks': {
-        'errors',
-        '_jax',
-        '_public_names',
-        '_signatures',
-        '_warnings',
-        '_compiler',
-        '_brainstate',
-        '_rules',
-        '_windows',
-        '_learner',
-        'functional',
-    },
-    'compat': {
-        '',
-        'errors',
-        '_brainstate',
-        '_public_names',
-        '_etrace_op',
-        '_compiler',
-        '_rules',
-        '_windows',
-        '_learner',
-        'nn',
-        'rules',
-    },
+    'tasks': {'errors', '_jax', '_public_names', '_signatures', '_warnings', '_compiler'}
+    | {'_brainstate', '_rules', '_windows', '_learner', 'functional'},
+    'compat': {'', 'errors', '_brainstate', '_public_names', '_etrace_op', '_compiler', '_rules'}
+    | {'_windows', '_learner', 'nn', 'rules'},
     'verify': PUBLIC | {'_tables', '_jax'},
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
@@ -104,19 +82,8 @@ ARROWS: dict[str, set[str]] = {
     | {'extra._sparse_cpu', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
-ROOMS = {
-    '_compiler': [
-        'primitives',
-        'policy',
-        'equations',
-        'program',
-        'stacked_states',
-        'kinds',
-        'graph',
-        'analysis',
-        'analyse',
-    ]
-}
+OF_COMPILER = 'primitives policy equations program stacked_states kinds graph analysis analyse'
+ROOMS = {'_compiler': OF_COMPILER.split()}
 
 RUNTIME = {'jax', 'jaxlib', 'brainstate', 'saiunit', 'numpy'}
 BRAINSTATE = {'nn', '_learner', 'tasks', 'compat'}
@@ -141,11 +108,8 @@ def check_arrows(source: Source) -> Iterator[Finding]:
         target = target_floor(name)
         if target != source.floor and target not in below:
             allowed = ', '.join(sorted(below - {''})) or 'nothing of the package'
-            yield (
-                line,
-                f'{source.floor or "__init__.py"} imports {name}; it may import {allowed}. '
-                'Move the code down, or pass the value in',
-            )
+            told = f'{source.floor or "__init__.py"} imports {name}; it may import {allowed}. '
+            yield line, told + 'Move the code down, or pass the value in'
 
 
 def own_imports(source: Source) -> list[Finding]:
@@ -195,11 +159,8 @@ def check_doors(source: Source) -> Iterator[Finding]:
         if target_floor(name) == source.floor or asked in ([], ['__all__']):
             continue
         if len(asked) > 1 or asked[0] not in exports(floor):
-            yield (
-                line,
-                f'{name} is behind the door of {floor}; import what its __init__ offers, or let '
-                'it offer the name',
-            )
+            told = f'{name} is behind the door of {floor}; import what its __init__ offers'
+            yield line, f'{told}, or let it offer the name'
 
 
 def check_offers(source: Source) -> Iterator[Finding]:
@@ -532,9 +493,7 @@ def test_the_verifier_of_receipts_imports_numpy_and_the_standard_library_alone()
 
 @pytest.mark.parametrize('rule', RULES)
 def test_a_source_that_breaks_the_rule_is_found(rule):
-    assert [bool(list(RULES[rule](source))) for source in BROKEN[rule]] == [True] * len(
-        BROKEN[rule]
-    )
+    assert all(list(RULES[rule](source)) for source in BROKEN[rule])
 
 
 # -- circles ---------------------------------------------------------------------------------------

@@ -114,6 +114,14 @@ def synapse(params, states, x):
     return v @ params['out'], (i, v)
 
 
+GIVEN = {'get-tuple-element', 'parameter'}
+
+
+def of_the_traces_size(compiled):
+    trace = f'f32[{TRACE}]'
+    return {opcode for _, result, opcode in instructions(compiled) if result.startswith(trace)}
+
+
 @pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     ('cell', 'what'),
@@ -125,13 +133,7 @@ def synapse(params, states, x):
 def test_a_trace_of_two_states_is_never_copied(cell, what):
     """Not where steps that are pending between single steps are written first, either."""
     two = {'cell': cell, 'rule': LATE, 'states': 2}
-    made = [
-        opcode
-        for _, result, opcode in instructions(
-            train(**two) if what == 'updates' else gradient(None, **two)
-        )
-        if result.startswith(f'f32[{TRACE}]') and opcode not in ('get-tuple-element', 'parameter')
-    ]
+    made = of_the_traces_size(train(**two) if what == 'updates' else gradient(None, **two)) - GIVEN
     assert made and 'copy' not in made
 
 
@@ -179,32 +181,16 @@ def instructions(compiled):
 @pytest.mark.tier(quick=0)
 @pytest.mark.parametrize(
     'make',
-    [
-        train,
-        lambda: train(rule=LATE),
-        lambda: gradient(4),
-        lambda: gradient(None),
-        own_loop,
-    ],
+    [train, lambda: train(rule=LATE), lambda: gradient(4), lambda: gradient(None), own_loop],
     ids=['train', 'train_late', 'window_4', 'whole', 'own'],
 )
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
-    memory = compiled.memory_analysis()
+    memory, made = compiled.memory_analysis(), of_the_traces_size(compiled)
     trace_bytes = sum(e.nbytes for e in jax.tree.leaves(learner_of()[1].trace))
     assert memory.alias_size_in_bytes >= trace_bytes > memory.temp_size_in_bytes
-    made = [
-        (where, opcode)
-        for where, result, opcode in instructions(compiled)
-        if result.startswith(f'f32[{TRACE}]')
-    ]
-    moved = [
-        row
-        for row in made
-        if row[1] in ('copy', 'transpose', 'broadcast', 'concatenate', 'convert', 'dot')
-    ]
-    assert made and not moved
-    assert any(opcode == 'fusion' for _, opcode in made)
+    moves = {'copy', 'transpose', 'broadcast', 'concatenate', 'convert', 'dot'}
+    assert 'fusion' in made and not made & moves
 
 
 def gradient_of_a_window(learner, *args):
@@ -222,15 +208,12 @@ def test_inside_a_window_nothing_of_the_weights_size_is_made():
     loops = set(re.findall(r'body=(%[\w.-]+)', compiled.as_text()))
     rows = [row for row in instructions(compiled) if row[0] in loops]
     assert loops and any(opcode == 'fusion' for _, _, opcode in rows)
-    given = ('get-tuple-element', 'parameter')
-    history = {w for w, result, op in rows if op in given and result.startswith(f'f32[{TRACE}]')}
+    trace, weight = f'f32[{TRACE}]', f'f32[{WEIGHT}]'
+    history = {where for where, result, op in rows if op in GIVEN and result.startswith(trace)}
     made = [
         (where, opcode)
         for where, result, opcode in rows
-        if opcode not in given
-        and result.startswith(
-            f'f32[{TRACE}]' if where in history else (f'f32[{WEIGHT}]', f'f32[{TRACE}]')
-        )
+        if opcode not in GIVEN and result.startswith(trace if where in history else (weight, trace))
     ]
     assert len(history) == 1 and not made
 
@@ -265,14 +248,8 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
         for where, result, opcode in instructions(run)
         if result.startswith((f'f32[{I},{2 * I}]', f'f32[{2 * I},{I}]'))
     ]
-    assert not {opcode for inside, opcode in made if inside} & {
-        'dot',
-        'fusion',
-        'add',
-        'transpose',
-        'copy',
-    }
-    assert {opcode for inside, opcode in made if not inside} & {'dot', 'fusion'}
+    inside, behind = ({opcode for at, opcode in made if at == where} for where in (True, False))
+    assert not inside & {'dot', 'fusion', 'add', 'transpose', 'copy'} and behind & {'dot', 'fusion'}
 
 
 @pytest.mark.parametrize('layout', [('NHWC', 'HWIO', 'NHWC'), ('NCHW', 'OIHW', 'NCHW')])
@@ -303,17 +280,10 @@ def dropped_window(rule):
     return gradient(None, keep_trace=False, rule=rule)
 
 
-def of_the_traces_size(compiled):
-    return {
-        opcode for _, result, opcode in instructions(compiled) if result.startswith(f'f32[{TRACE}]')
-    }
-
-
 @pytest.mark.slow
 def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
     """Also where single steps were pending beside it: what goes in comes out."""
-    compiled = dropped_window(LATE)
-    assert of_the_traces_size(compiled) <= {'parameter', 'get-tuple-element'}
+    assert of_the_traces_size(dropped_window(LATE)) <= GIVEN
     assert 'fusion' in of_the_traces_size(gradient(None))
 
 

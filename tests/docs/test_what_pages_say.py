@@ -27,6 +27,7 @@ from tests.nn.rows import cells, diagonal, legendre, matrix_memory
 OF_CELLS = cells, diagonal, legendre, matrix_memory
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, PICTURES = ROOT / 'docs', ROOT / 'docs' / 'pictures'
+PAGES = [ROOT / 'CONTRIBUTING.md', *DOCS.rglob('*.md')]
 
 
 def read(name: str) -> str:
@@ -219,13 +220,8 @@ def test_every_public_name_is_listed_once():
     assert not wrong
 
 
-VALUES = {  # without a docstring of their own
-    'braintrace.kit.LAWS',
-    'braintrace_receipts.RULES',
-    'braintrace.tasks.PARTS',
-}
-
-
+# without a docstring of their own
+VALUES = {'braintrace.kit.LAWS', 'braintrace_receipts.RULES', 'braintrace.tasks.PARTS'}
 WITH_EXAMPLES = [name for name in MODULES if '.extra.' not in name]
 WITH_EXAMPLES += ['braintrace.compat', 'braintrace.errors', 'braintrace.tasks.events']
 
@@ -364,33 +360,24 @@ def blocks(language, text):
     return re.findall(rf'```{language}\n(.*?)```', text, flags=re.DOTALL)
 
 
-def python(arguments):
-    return [sys.executable, *arguments.split()]
-
-
 @pytest.mark.slow
 def test_the_test_suite_of_the_guide_to_primitives_runs(tmp_path):
     found = blocks('python', read('docs/reference/primitives.md'))
     imports = found[0].split('\n\nlow_rank_gain')[0]
-    by_hand, tests = (
-        next(block for block in found if block.startswith(start))
-        for start in ('gain = ', '# test_my_ops.py')
-    )
+    block = lambda start: next(text for text in found if text.startswith(start))
+    by_hand, tests = block('gain = '), block('# test_my_ops.py')
     (tmp_path / 'my_ops.py').write_text(f'{imports}\n{by_hand}')
     (tmp_path / 'test_my_ops.py').write_text(tests)
-    run = functools.partial(
-        subprocess.run,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])},
-    )
+    how = {'capture_output': True, 'text': True, 'cwd': tmp_path}
+    how['env'] = os.environ | {'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+    def run(arguments):
+        return subprocess.run([sys.executable, '-m', *arguments.split()], **how)
+
     plugin = '-p braintrace.kit.pytest_plugin --etp-results results.json'
-    tested = run(python(f'-m pytest -q {plugin} -c /dev/null --rootdir . test_my_ops.py'))
+    tested = run(f'pytest -q {plugin} -c /dev/null --rootdir . test_my_ops.py')
     assert '2 passed' in tested.stdout, tested.stdout + tested.stderr
-    kit = '-m braintrace.kit check etp_gain --import my_ops --results results.json'
-    shown = run(python(kit))
-    assert shown.returncode == 0, shown.stdout + shown.stderr
+    shown = run('braintrace.kit check etp_gain --import my_ops --results results.json')
     assert shown.stdout == 'etp_gain: 17 pass, 3 not_applicable\n', shown.stderr
 
 
@@ -402,10 +389,9 @@ def test_the_commands_are_targets_of_the_makefile():
 
 
 def test_the_links_lead_to_files():
-    pages = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').rglob('*.md')]
     lost = {
         f'{page.name}: {link}'
-        for page in pages
+        for page in [ROOT / 'README.md', *PAGES]
         for link in re.findall(r'\]\((?!https?:)([^)#]+)', page.read_text(encoding='utf-8'))
         if not (page.parent / link).exists()
     }
@@ -413,24 +399,17 @@ def test_the_links_lead_to_files():
 
 
 def test_the_files_that_documents_name_are_there():
-    pages = [ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').rglob('*.md')]
+    file = re.compile(r'`([\w/]+(?:/|\.py))`(?!\s+of\s+commit)')
     named = {
         (page.name, name)
-        for page in pages
-        for name in re.findall(
-            r'`([\w/]+(?:/|\.py))`(?!\s+of\s+commit)', page.read_text(encoding='utf-8')
-        )
+        for page in PAGES
+        for name in file.findall(page.read_text(encoding='utf-8'))
     }
-    made_by_users = {('primitives.md', 'my_ops.py'), ('primitives.md', 'test_my_ops.py')}
-    made_by_users |= {('stream.md', 'stream.py')}
+    of_users = {('primitives.md', 'my_ops.py'), ('primitives.md', 'test_my_ops.py')}
+    of_users |= {('stream.md', 'stream.py')}
     keys = ('etrace/', 'initial/', 'parameters/', 'states/')  # of a learner's file
-    made_by_users |= {('checkpoint.md', key) for key in keys}
-    places = [ROOT, ROOT / 'braintrace', ROOT / 'braintrace' / '_compiler', ROOT / 'receipts']
-    places.append(ROOT / 'receipts' / 'braintrace_receipts')
+    of_users |= {('checkpoint.md', key) for key in keys}
+    folders = '', 'braintrace', 'braintrace/_compiler', 'receipts', 'receipts/braintrace_receipts'
+    there = lambda name: any((ROOT / folder / name).exists() for folder in folders)
     assert len(named) > 20
-    lost = {
-        (page, name)
-        for page, name in named - made_by_users
-        if not any((place / name).exists() for place in places)
-    }
-    assert not lost
+    assert not [row for row in named - of_users if not there(row[1])]
