@@ -49,11 +49,8 @@ def test_a_file_is_read_as_it_was_written_bit_by_bit(tmp_path):
         for name in ('times', 'units'):
             for got, want in zip(getattr(found, name), getattr(written, name), strict=True):
                 assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
-        assert np.array_equal(found.labels, written.labels) and (found.speakers is None) == (
-            written.speakers is None
-        )
-        if written.speakers is not None:
-            assert np.array_equal(found.speakers, written.speakers)
+        for name in ('labels', 'speakers'):
+            assert np.array_equal(getattr(found, name), getattr(written, name))
 
 
 def test_an_empty_sample_is_kept_counted_and_all_zeros():

@@ -133,9 +133,7 @@ WAYS = {
     'BPTT': (None, {}, reverse(TASK.steps)),
     'D_RTRL': (rules.d_rtrl(), {}, online(rules.d_rtrl())),
     'D_RTRL, exact windows of 2': (
-        rules.d_rtrl(),
-        {'window': 2},
-        online(rules.d_rtrl(), window=2, inside='exact'),
+        *(rules.d_rtrl(), {'window': 2}, online(rules.d_rtrl(), window=2, inside='exact')),
     ),
     'truncated BPTT, 4': (None, {'window': 4}, reverse(4)),
 }
@@ -200,12 +198,11 @@ def test_parameters_of_another_seed_or_for_another_model_are_refused():
     found = run(None, lambda seed: Network(), updates=1)
     with pytest.raises(OptionError, match=r'seed is 4; the seeds of this run are \(3, 5\)'):
         found.params_of(4)
-    wide = braintrace.compile(Network(units=6), None, jnp.zeros((8, 2)), batch_size=8)
-    with pytest.raises(StructureError, match='has another shape'):
-        found.load_into(wide, 5)
-    other = braintrace.compile(nn.MinGRUCell(2, 5), None, jnp.zeros((8, 2)), batch_size=8)
-    with pytest.raises(StructureError, match='the model that was trained'):
-        found.load_into(other, 5)
+    wrong = 'has another shape', 'the model that was trained'
+    for message, model in zip(wrong, (Network(units=6), nn.MinGRUCell(2, 5))):
+        other = braintrace.compile(model, None, jnp.zeros((8, 2)), batch_size=8)
+        with pytest.raises(StructureError, match=message):
+            found.load_into(other, 5)
 
 
 @slow
@@ -409,38 +406,38 @@ def test_what_a_seed_has_kept_is_loaded_with_its_weights(keep):
     assert np.array_equal(mask, Wired(2, constant).mask)
 
 
+def reading(outputs):
+    """A model that returns this of a product."""
+    return lambda seed: (lambda p, h, x: (outputs(x @ p), h), jnp.ones((2, 1)), 0.0)
+
+
+def holding(seed):
+    held = jnp.full((2, 1), float(seed))
+    return lambda p, h, x: (x @ (p * held), h), jnp.ones((2, 1)), 0.0
+
+
 @slow
 def test_a_model_that_would_give_wrong_numbers_is_refused():
-    readout = lambda outputs: (
-        lambda seed: (lambda p, h, x: (outputs(x @ p), h), jnp.ones((2, 1)), 0.0)
-    )
-    for outputs, message in (
-        (lambda y: y[:, 0], r'are float32\[4\]; adding 6 asks for an array \[4, 1\]'),
-        (lambda y: {'y': y}, 'are a dict'),
-    ):
+    of_structure = [
+        (r'are float32\[4\]; adding 6 asks for an array \[4, 1\]', reading(lambda y: y[:, 0]), {}),
+        ('are a dict', reading(lambda y: {'y': y}), {}),
+        ('returns no pair', reading(lambda y: y), {'penalty': jnp.mean}),
+        (r'constants float32\[2, 1\].* in the params', holding, {}),
+        ('do not compute the same', lambda seed: Following(lambda y: seed * y), {}),
+        ('do not compute the same', lambda seed: Following(surrogate_of(seed)), {}),
+        ('writes the state norm/', lambda seed: Dropping('norm'), {'seeds': (3,)}),
+        ('other parameters or states than', lambda seed: nn.GRUCell(2, seed), {}),
+    ]
+    of_penalty = [
+        ('the penalty a quantity in mV', lambda y: y[0, 0], lambda extra: extra * u.mV),
+        (r'the penalty float32\[4\]', lambda y: y[:, 0], lambda extra: extra),
+    ]
+    for message, model, options in of_structure:
         with pytest.raises(StructureError, match=message):
-            run(None, readout(outputs))
-    with pytest.raises(StructureError, match='returns no pair'):
-        run(None, readout(lambda y: y), penalty=jnp.mean)
-    with pytest.raises(StepFunctionError, match='the penalty a quantity in mV'):
-        run(None, readout(lambda y: (y, y[0, 0])), penalty=lambda extra: extra * u.mV)
-    with pytest.raises(StepFunctionError, match=r'the penalty float32\[4\]'):
-        run(None, readout(lambda y: (y, y[:, 0])), penalty=lambda extra: extra)
-
-    def holding(seed):
-        held = jnp.full((2, 1), float(seed))
-        return lambda p, h, x: (x @ (p * held), h), jnp.ones((2, 1)), 0.0
-
-    with pytest.raises(StructureError, match=r'constants float32\[2, 1\].* in the params'):
-        run(None, holding)
-    with pytest.raises(StructureError, match='do not compute the same'):
-        run(None, lambda seed: Following(lambda y: seed * y))
-    with pytest.raises(StructureError, match='do not compute the same'):
-        run(None, lambda seed: Following(surrogate_of(seed)))
-    with pytest.raises(StructureError, match='writes the state norm/'):
-        run(None, lambda seed: Dropping('norm'), seeds=(3,))
-    with pytest.raises(StructureError, match='other parameters or states than'):
-        run(None, lambda seed: nn.GRUCell(2, seed))
+            run(None, model, **options)
+    for message, extra, penalty in of_penalty:
+        with pytest.raises(StepFunctionError, match=message):
+            run(None, reading(lambda y, extra=extra: (y, extra(y))), penalty=penalty)
 
 
 def test_a_task_draws_what_it_says():
