@@ -115,7 +115,7 @@ def test_numbers_of_a_trace_are_zero_where_a_sample_has_no_past():
     for x in xs[:2]:
         _, state = step(params, state, x)
     anew = functional.reset(state, jnp.array([False, True, False]), h0)
-    seen = learner.observed(loss)(params, anew, xs[2], ys[2])[-1]
+    seen = quick(learner.observed(loss))(params, anew, xs[2], ys[2])[-1]
     entry = seen.before['flat']['carry']['weight'][0].reshape(2, B, N)
     assert (entry[:, 1] == 0).all() and (entry[:, ::2] != 0).all()
 

@@ -76,55 +76,43 @@ NUMBERS = models.make_case(
 
 
 class Conductance(brainstate.nn.Module):
-    """The same with g in mS and v in mV, in two states."""
+    """The same with g in mS and v in mV: in two states, in a tree, or in one array in mV."""
 
-    def __init__(self):
+    def __init__(self, kept):
         super().__init__()
-        self.w = brainstate.ParamState(NUMBERS.params['w'] * u.mS)
+        self.w, self.kept = brainstate.ParamState(NUMBERS.params['w'] * u.mS), kept
 
     def init_state(self, **_):
-        self.v = brainstate.HiddenState(NUMBERS.carry['v'] * u.mV)
-        self.g = brainstate.HiddenState(NUMBERS.carry['g'] * u.mS)
+        v, g = NUMBERS.carry['v'] * u.mV, NUMBERS.carry['g'] * u.mS
+        if self.kept == 'apart':
+            self.v, self.g = brainstate.HiddenState(v), brainstate.HiddenState(g)
+        elif self.kept == 'a tree':
+            self.s = brainstate.HiddenTreeState({'v': v, 'g': g})
+        else:
+            self.s = brainstate.HiddenGroupState(u.math.stack([v, g * (u.mV / u.mS)], -1))
 
-    def moved(self, v, g, x):
+    def update(self, x):
+        if self.kept == 'apart':
+            v, g = self.v.value, self.g.value
+        elif self.kept == 'a tree':
+            v, g = self.s.get_value('v'), self.s.get_value('g')
+        else:
+            v, g = self.s.get_value(0), self.s.get_value(1) * (u.mS / u.mV)
         g = 0.6 * g + braintrace.matmul(x, self.w.value)
-        return v + (0.2 * u.ms / u.uF * g * (3.0 * u.mV - v)).to(u.mV), g
-
-    def update(self, x):
-        self.v.value, self.g.value = self.moved(self.v.value, self.g.value, x)
-        return self.v.value / u.mV
-
-
-class ConductanceTree(Conductance):
-    def init_state(self, **_):
-        values = {'v': NUMBERS.carry['v'] * u.mV, 'g': NUMBERS.carry['g'] * u.mS}
-        self.s = brainstate.HiddenTreeState(values)
-
-    def update(self, x):
-        v, g = self.moved(self.s.get_value('v'), self.s.get_value('g'), x)
-        self.s.set_value({'v': v, 'g': g})
-        return v / u.mV
-
-
-class ConductanceGroup(Conductance):
-    """Both in one array in mV."""
-
-    def init_state(self, **_):
-        values = np.stack([NUMBERS.carry['v'], NUMBERS.carry['g']], -1) * u.mV
-        self.s = brainstate.HiddenGroupState(values)
-
-    def update(self, x):
-        v, g = self.moved(self.s.get_value(0), self.s.get_value(1) * (u.mS / u.mV), x)
-        self.s.value = u.math.stack([v, g * (u.mV / u.mS)], -1)
+        v = v + (0.2 * u.ms / u.uF * g * (3.0 * u.mV - v)).to(u.mV)
+        if self.kept == 'apart':
+            self.v.value, self.g.value = v, g
+        elif self.kept == 'a tree':
+            self.s.set_value({'v': v, 'g': g})
+        else:
+            self.s.value = u.math.stack([v, g * (u.mV / u.mS)], -1)
         return v / u.mV
 
 
 @pytest.mark.tier(quick=1)
-@pytest.mark.parametrize(
-    'make, rule', [(ConductanceTree, D), (Conductance, ES), (ConductanceGroup, D)]
-)
-def test_states_with_units_learn_like_their_numbers(make, rule):
-    learner = braintrace.compile(make(), rule, NUMBERS.xs[0])
+@pytest.mark.parametrize('kept, rule', [('a tree', D), ('apart', ES), ('an array', D)])
+def test_states_with_units_learn_like_their_numbers(kept, rule):
+    learner = braintrace.compile(Conductance(kept), rule, NUMBERS.xs[0])
     got = gradient(learner, NUMBERS.xs, NUMBERS.ys)['w']
     assert u.get_unit(got) == u.mS
     steps = oracles.dense_recursion(NUMBERS) if rule is D else oracles.es_recursion(NUMBERS, 0.7)

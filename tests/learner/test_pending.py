@@ -8,6 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional
+from braintrace._rules import layout as k
 from tests.compare import assert_close
 from tests.late import LATE
 from tests.tiers import in_turn, none
@@ -208,8 +209,6 @@ def test_a_trace_is_shown_in_the_dtype_that_was_asked_for(dtype):
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
 def test_numbers_of_sixteen_bits_are_right_on_average_over_steps(dtype):
     """Each is a neighbour of the number; what is no number, or needs no rounding, stays."""
-    from braintrace._rules import layout as k
-
     x = jnp.asarray([1.001, -3.14159, 6.0e-3, 1234.56], jnp.float32)
     alive = jnp.array(True)
     one = lambda t: k.dithered(x, dtype, k.chances(t, alive)).astype(jnp.float32)
@@ -223,8 +222,6 @@ def test_numbers_of_sixteen_bits_are_right_on_average_over_steps(dtype):
 
 
 def test_numbers_are_stored_as_bfloat16_rounds_them():
-    from braintrace._rules import layout as k
-
     plain, odd = [0.0, -0.0, 1.0, 65504.1, 1 + 2**-8, 1 + 3 * 2**-8], [np.inf, -np.inf, np.nan]
     x = jnp.asarray([*plain, *odd, -1e-40, 3e38, 3.4e38], jnp.float32)
     bits = k.stored(x, k.stored_dtype(jnp.bfloat16))

@@ -121,7 +121,6 @@ CALLS = [
     row('weights_in_calls', weights_in_calls),
     row('sharded', in_call(shard)),
     row('sharded_checkpoint', in_call(checkpoint, shard, jit)),
-    lstm_row('lstm_checkpoint', in_call(checkpoint, of=lstm_update)),
 ]
 
 
@@ -143,7 +142,6 @@ second = lambda ops, p, h, r, x: 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x
 growing = lambda ops, p, h, r, x: 1.1 * h - ops.sigmoid(drive(ops, p, r, x))
 fading = lambda ops, p, h, r, x: 0.8 * h
 half = lambda ops, p, h, r, x: 0.5 * h
-all_halved = lambda ops, p, h, r, x: {k: 0.5 * v for k, v in h.items()}
 
 
 def three_branches(ops, p, h, r, x):
@@ -168,19 +166,6 @@ def drive_of_branches(ops, p, h, r, x):
     """The ops stand in branches, the state outside."""
     one, two = lambda z: ops.matmul(z, p['w']), lambda z: ops.matmul(ops.tanh(z), p['v'])
     return 0.8 * h + ops.tanh(ops.cond(flag(x), one, two, ops.concatenate([x, r])))
-
-
-def nested_branches(ops, p, h, r, x):
-    def outer(h, r):
-        return ops.cond(
-            x[1, 1] > 0.0, lambda h: 0.9 * h, lambda h: -0.5 * h, leaky(ops, p['one'], h, r, x)
-        )
-
-    return ops.checkpoint(
-        lambda h, r: ops.cond(
-            flag(x), outer, ops.jit(lambda h, r: leaky(ops, p['two'], h, r, x)), h, r
-        )
-    )(h, r)
 
 
 def root_at_zero(ops, p, h, r, x):
@@ -259,14 +244,12 @@ MIXED_LANES = {'lanes': False}  # a flag is read from one lane for all
 
 BRANCHES = [
     row('cond', either(first, second), TWO, **MIXED_LANES),
-    row('cond_one_op', either(leaky, reset), **MIXED_LANES),
     row('cond_constant', either(leaky, reset, lambda h, x: True)),
     row('cond_same_weight', either(leaky, on_other_inputs), **MIXED_LANES),
     row('switch', three_branches, TWO, **MIXED_LANES),
     row('refractory', refractory, **MIXED_LANES),
     row('cond_on_state', either(leaky, growing, lambda h, x: h.real.sum() > 0.0), **MIXED_LANES),
     row('cond_drive', drive_of_branches, {'w': W, 'v': W}, **MIXED_LANES),
-    row('cond_nested', nested_branches, TWO, **MIXED_LANES),
     row('cond_root_at_zero', root_at_zero, **MIXED_LANES),
     row('cond_log_of_negative', either(log_of_negative, fading), **MIXED_LANES),
     row('switch_nan', nan_in_switch, TWO, **MIXED_LANES),
@@ -281,7 +264,6 @@ BRANCHES = [
         owner={'two': 1},
         **MIXED_LANES,
     ),
-    lstm_row('cond_lstm', either(lstm_update, all_halved), **MIXED_LANES),
 ]
 
 MODELS = [*CALLS, *BRANCHES]

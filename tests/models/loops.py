@@ -8,12 +8,10 @@ from tests.models.control_flow import (
     MIXED_LANES,
     OUT,
     SMALL,
-    checkpoint,
     drive,
     either,
     flag,
     half,
-    in_call,
     leaky,
     lstm_row,
     lstm_update,
@@ -30,20 +28,14 @@ INNER = 3  # turns of an inner loop
 MASK = np.random.default_rng(3).random((1 + N, N)) < 0.7
 
 
-def scan(body=leaky, wrap=lambda ops, fn: fn, **options):
+def scan(body=leaky, **options):
     """An inner loop over the inputs of the step."""
 
     def transition(ops, p, h, r, x):
-        turn = wrap(ops, lambda h, r, x: (body(ops, p, h, r, x), None))
+        turn = lambda h, r, x: (body(ops, p, h, r, x), None)
         return ops.loop(turn, h, r, turns(x), **options)[0]
 
     return transition
-
-
-def gru_update(ops, p, h, r, x):
-    """The reset gate reaches the state through an op in every turn."""
-    z, s = ops.sigmoid(drive(ops, p['z'], r, x)), ops.sigmoid(drive(ops, p['s'], r, x))
-    return (1.0 - z) * h + z * ops.tanh(drive(ops, p['n'], s * r, x))
 
 
 def settle(ops, p, h, r, x):
@@ -193,9 +185,7 @@ LOOPED = {'cut_bptt': False}  # the ops of one turn read those of the turn befor
 LOOPS = [
     row('scan', scan(), SMALL, **LOOPED),
     row('scan_reverse', scan(reverse=True), SMALL, **LOOPED),
-    row('scan_of_checkpoint', scan(wrap=checkpoint), SMALL, **LOOPED),
     row('scan_unrolled_in_part', by_length, **LOOPED),
-    row('scan_gru', scan(gru_update), {'z': SMALL, 's': SMALL, 'n': SMALL}, **LOOPED),
     row('scan_masked', scan(masked), {'w': (1 + N, N)}, **LOOPED),
     row('scan_weight_slices', weight_slices, {'w': (INNER, 1 + N, N), 'b': (INNER, N)}, **LOOPED),
     row('scan_nested', nested, {'one': SMALL, 'two': SMALL}, **LOOPED),
@@ -215,8 +205,6 @@ LOOPS = [
         **LOOPED,
         **MIXED_LANES,
     ),
-    row('scan_in_cond', either(scan(), half), SMALL, **LOOPED, **MIXED_LANES),
-    row('scan_in_checkpoint', in_call(checkpoint, of=scan()), SMALL, **LOOPED),
     Model('scan_readout', scan_readout, SMALL | OUT, **LOOPED),
     Model(
         'scan_spikes', scan_spikes, {'w': (1 + N, N)} | OUT, {'v': (B, N)}, smooth=False, **LOOPED

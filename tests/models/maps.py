@@ -4,21 +4,21 @@ one lane.
 
 import numpy as np
 
-from tests.models.control_flow import SMALL, TWO, checkpoint, drive, flag, jit, leaky, turns
-from tests.models.loops import LOOPED, halved, scan
+from tests.models.control_flow import SMALL, TWO, drive, flag, leaky, turns
+from tests.models.loops import LOOPED, halved
 from tests.models.model import B, I, N, O, read_out, row
 from tests.models.recurrent import GATE, W
 
 E = 2  # members of an ensemble
 
 
-def ensemble(update=leaky, weights=None, wrap=lambda ops, fn: fn, axis=0):
+def ensemble(update=leaky, weights=None, axis=0):
     """``E`` copies of a cell on one input; ``weights``: the axis of the parameters, None where they
     are shared.
     """
 
     def transition(ops, p, h, r, x):
-        fn = wrap(ops, lambda p, h, r: update(ops, p, h, r, x))
+        fn = lambda p, h, r: update(ops, p, h, r, x)
         return ops.vmap(fn, (weights, axis, axis), axis)(without_readout(p), h, r)
 
     return transition
@@ -82,19 +82,11 @@ def lanes_with_branches(ops, p, h, r, x):
     return ops.vmap(one)(h, r, x)
 
 
-def ensemble_of_lanes(ops, p, h, r, x):
-    return ops.vmap(lambda p, h, r: lanes(ops, p, h, r, x))(without_readout(p), h, r)
-
-
 def scan_of_ensemble(ops, p, h, r, x):
     def body(h, r, x):
         return ops.vmap(lambda p, h, r: leaky(ops, p, h, r, x))(without_readout(p), h, r), None
 
     return ops.loop(body, h, r, turns(x))[0]
-
-
-def ensemble_of_scans(ops, p, h, r, x):
-    return ops.vmap(lambda p, h, r: scan()(ops, p, h, r, x))(without_readout(p), h, r)
 
 
 def relaxing(ops, p, h, r, x):
@@ -122,10 +114,7 @@ VMAPS = [
         lanes=True,
     ),
     mapped('vmap_lanes', lanes, shape=(B, N), lanes=True),
-    mapped('vmap_ensemble_of_lanes', ensemble_of_lanes, separate(GATE)),
     mapped('vmap_cond', lanes_with_branches, TWO, (B, N), lanes=True),
-    mapped('vmap_jit', ensemble(weights=0, wrap=jit), separate(GATE)),
-    mapped('vmap_checkpoint', ensemble(wrap=checkpoint)),
     mapped('vmap_element_wise', ensemble(decayed, 0), separate({'w': W, 'decay': (N,)})),
     mapped('vmap_element_wise_shared', ensemble(decayed), {'w': W, 'decay': (N,)}),
     mapped('vmap_element_wise_lanes', ensemble(decayed, 0), separate({'w': W, 'decay': (B, N)})),
@@ -146,7 +135,6 @@ VMAPS = [
     mapped('vmap_while', ensemble(relaxing, 0), separate(GATE)),
     mapped('vmap_while_in_cond', ensemble(relaxing_at_times)),
     mapped('scan_of_vmap', scan_of_ensemble, separate(SMALL), **LOOPED),
-    mapped('vmap_of_scan', ensemble_of_scans, separate(SMALL), **LOOPED),
 ]
 
 MODELS = VMAPS
