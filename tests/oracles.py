@@ -37,23 +37,22 @@ QUICK = {'xla_backend_optimization_level': 0}  # compile time is most of what th
 # -- reverse mode ----------------------------------------------------------------------------------
 
 
-def _reverse(case, weights, *readings):
-    """Gradients of the weighted losses, one for each reading ``(ops, carry_ops, keep)``.
+def _reverse(case, *readings):
+    """Gradients of the losses, one for each reading ``(ops, carry_ops, keep)``.
 
     ``ops`` makes the outputs, ``carry_ops`` the carry, and ``keep`` names the states of the carry
     that stay live.
     """
-    weights = np.ones(len(case.xs)) if weights is None else weights
 
     def loss(params, ops, carry_ops, keep):
         def step(carry, at):
-            x, y, weight = at
+            x, y = at
             output, new = case.run(ops, params, carry, x)
             new = new if carry_ops is ops else case.run(carry_ops, params, carry, x)[1]
             new = {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in new.items()}
-            return new, weight * case.loss(output, y)
+            return new, case.loss(output, y)
 
-        return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys, weights))[1].sum()
+        return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys))[1].sum()
 
     def gradients(params):
         return [jax.grad(loss)(params, *reading) for reading in readings]
@@ -91,7 +90,7 @@ def _along(flag, a):
 def bptt(case):
     """Plain back-propagation through time."""
     ops = JaxOps()
-    return _reverse(case, None, (ops, ops, set(case.carry)))[0]
+    return _reverse(case, (ops, ops, set(case.carry)))[0]
 
 
 def through(case):
@@ -112,21 +111,19 @@ def through(case):
 def same_step(case):
     """The gradient without any history."""
     ops = JaxOps()
-    return _reverse(case, None, (ops, ops, set()))[0]
+    return _reverse(case, (ops, ops, set()))[0]
 
 
-def cut_bptt(case, weights=None):
+def cut_bptt(case):
     """Each parameter's gradient, unrolled with only its owner's old states live, and cut."""
     ops = JaxOps('cut')
-    grads = _reverse(
-        case, weights, (ops, ops, set()), *[(ops, ops, set(g)) for g in case.model.groups]
-    )
+    grads = _reverse(case, (ops, ops, set()), *[(ops, ops, set(g)) for g in case.model.groups])
     return jax.tree_util.tree_map_with_path(lambda path, *g: g[case.model.reading_of(path)], *grads)
 
 
 def two_pass(case):
     """``dh/dw`` by the D pass, ``dL/dh'`` and the same step by the two-sided one (reverse mode)."""
-    return _reverse(case, None, (JaxOps('cut'), JaxOps('constant'), set(case.carry)))[0]
+    return _reverse(case, (JaxOps('cut'), JaxOps('constant'), set(case.carry)))[0]
 
 
 # -- complex steps ---------------------------------------------------------------------------------

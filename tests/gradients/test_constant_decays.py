@@ -1,5 +1,5 @@
-"""Decays that are the same at every step and for every lane: their powers are found once, and the
-gradient through a trace that a window wrote is that of reverse mode through both sequences.
+"""Decays that are the same at every step and for every lane: the gradient through a trace that a
+window wrote is that of reverse mode through both sequences.
 """
 
 import jax
@@ -9,7 +9,6 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace._rules import pending
 from tests import oracles
 from tests.compare import assert_close
 from tests.gradients.harness import quick
@@ -86,7 +85,6 @@ CELLS = {
     'beside_a_gate': (beside_a_gate, 2),
     'complex': (complex_leak, 1),
 }
-SMALL = {'number': (1, 1), 'of_lanes': (B, 1)}  # shapes of D; of the others (1, N)
 
 
 def setting(name):
@@ -117,17 +115,3 @@ def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):
         run = quick(online.sequence_grad(squared, reduction='sum', window=window))
         got = run(PARAMS, state, xs[after], ys[after], **given(after))[0]
         assert_close(got, want, 1e-10)
-
-
-@pytest.mark.parametrize('name', CELLS)
-def test_powers_of_a_constant_decay_are_found_once(name, monkeypatch):
-    step, first, xs, ys = setting(name)
-    found = []
-    moves = pending._moves_once
-    monkeypatch.setattr(pending, '_moves_once', lambda *a: found.append(moves(*a)) or found[-1])
-    online = functional.online(step, rules.d_rtrl())
-    state = online.init(PARAMS, first, xs[0])
-    jax.make_jaxpr(online.sequence_grad(squared))(PARAMS, state, xs, ys)
-    shapes = {x.shape for d in found[0].values() for x in jax.tree.leaves(d)}
-    assert shapes == {SMALL.get(name, (1, N))}
-    assert len(found[0]) == (1 if name == 'beside_a_gate' else len(state.trace['w']))

@@ -83,11 +83,8 @@ def sent_back(kind):
     return readout
 
 
-def by_time(kind, through, steps=slice(None), only=None):
-    """The gradient of the losses of some steps, from the first state on; ``through(out, t)``.
-    ``only``: one of them.
-    """
-
+def by_time(kind, through, only=None):
+    """The gradient of the losses, or of one of them; ``through(out, t)``."""
     readout = sent_back(kind)
 
     def step(params, carry, at):
@@ -95,9 +92,8 @@ def by_time(kind, through, steps=slice(None), only=None):
         apply = lambda z, out: readout(z, out, through(out, t))
         return cell(apply, PLAIN, params, carry, x)
 
-    xs, ys = XS[steps], targets(kind)[steps]
-    counts = None if only is None else np.arange(len(xs)) == only
-    data = weights(kind), start(), (xs, np.arange(len(xs))), ys, loss
+    counts = None if only is None else np.arange(T) == only
+    data = weights(kind), start(), (XS, np.arange(T)), targets(kind), loss
     return oracles.by_time(step, *data, counts)
 
 

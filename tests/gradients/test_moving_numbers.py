@@ -179,23 +179,19 @@ def test_an_array_is_no_part_of_what_a_rule_is_and_a_fixed_number_is():
 
 @IGNORED
 @pytest.mark.slow
-@pytest.mark.parametrize('make', [rules.es_d_rtrl, rules.otpe])
-def test_a_state_goes_on_under_another_number_and_a_fixed_one_is_told(make):
+def test_a_state_goes_on_under_another_number_and_a_fixed_one_is_told():
     params, carry, xs, _ = data()
-    states, file = {}, io.BytesIO()
-    for name, number in (('one', jnp.array(0.9)), ('other', jnp.array(0.3)), ('fixed', 0.9)):
-        learner = functional.online(leaky, make(number))
-        states[name] = learner, learner.init(params, carry, xs[0])
-    learner, state = states['one']
-    functional.save_state(file, state, learner=learner)
-    for name in ('other', 'fixed'):
-        file.seek(0)
-        learner, like = states[name]
-        if name == 'fixed':
-            with pytest.raises(StructureError, match=r'\(moving\) when saved, .*\(0.9\) he'):
-                functional.load_state(file, like, learner=learner)
-        else:
-            functional.load_state(file, like, learner=learner)
+    moving, other, fixed = (
+        functional.online(leaky, rules.es_d_rtrl(a)) for a in (jnp.array(0.9), jnp.array(0.3), 0.9)
+    )
+    state, like, of_fixed = (one.init(params, carry, xs[0]) for one in (moving, other, fixed))
+    file = io.BytesIO()
+    functional.save_state(file, state, learner=moving)
+    file.seek(0)
+    functional.load_state(file, like, learner=other)
+    file.seek(0)
+    with pytest.raises(StructureError, match=r'\(moving\) when saved, .*\(0.9\) he'):
+        functional.load_state(file, of_fixed, learner=fixed)
 
 
 @pytest.mark.parametrize(

@@ -41,25 +41,6 @@ def test_finite_differences_equal_plain_bptt(name):
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
-@pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'spiking_two'])
-def test_weights_of_the_steps_count_the_same_in_every_oracle(name):
-    case, weights = models.case(name), np.array([1.0, 0.0, 0.5, 0.0, 2.0, 1.0])
-    assert_close(
-        oracles.cut_bptt(case, weights), oracles.total(oracles.dense_recursion(case), weights)
-    )
-
-
-@pytest.mark.parametrize('name', ['leaky', 'synapse', 'spiking_three'])
-def test_a_restart_forgets_what_came_before(name):
-    case = models.case(name)
-    flags = np.zeros((len(case.xs), 2), bool)
-    alone = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
-    assert_close(alone, oracles.dense_recursion(case))
-    flags[2:, 0] = True
-    again = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
-    assert max(errors(again, alone).values()) > 1e-2
-
-
 # -- control flow and data movement ----------------------------------------------------------------
 
 

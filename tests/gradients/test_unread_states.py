@@ -9,46 +9,10 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import nn, rules
-from tests import models
+from braintrace import nn
 from tests.compare import added, assert_close
-from tests.gradients.harness import other_carry, over_sequence, start
 
 STEPS = 22
-RULE = rules.d_rtrl()
-SEVERAL = 'lstm_fused lstm_reading_cell adaptive_lif spiking_three lru synapse stored_spike'.split()
-
-
-def written(case, rule, state):
-    """The trace with what is pending written into it, as numbers, lanes without a past as zero."""
-    trace = rule.written(start(case, rule)[0].first.graph, state.trace, state.t)
-    alive = np.asarray(state.t) > 0
-    return jax.tree.map(
-        lambda e: (
-            np.where(alive.reshape(alive.shape + (1,) * (e.ndim - alive.ndim)), e, 0)
-            if e.shape[:1] == alive.shape
-            else np.asarray(e)
-        ),
-        trace,
-    )
-
-
-@pytest.mark.tier(quick=0)
-@pytest.mark.parametrize('name', SEVERAL)
-def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
-    """The newest step of a window is written apart from the others; lanes are reset in it and
-    before.
-    """
-    case = models.case(name, steps=STEPS)
-    carry0, flags = other_carry(case), np.zeros((STEPS, 2), bool)
-    flags[[0, 9], 0] = flags[[9, STEPS - 1], 1] = True
-    (want, _, _, state), *others = (
-        over_sequence(case, RULE, window, reset=(flags, carry0)) for window in (1, None, 10)
-    )
-    trace = written(case, RULE, state)
-    for grads, _, _, state in others:
-        assert_close(grads, want)
-        assert_close(written(case, RULE, state), trace)
 
 
 # a loss that reads the old state itself -----------------------------------------------------------
