@@ -5,8 +5,8 @@
 #   make test-latest    the same on Python >= 3.12, which brings newer releases of the dependencies
 #   make test-lowest    the same on the oldest releases that pyproject.toml admits
 #   make test-nightly   everything: the gate and the tests marked nightly, the gate on the newer releases too, the oldest releases,
-#                       numbers drawn afresh, the site on the newer releases and the wheels on each Python; it prints the SEED of the
-#                       numbers, and SEED=... repeats them
+#                       numbers drawn afresh, gradients by the programs of a GPU (on this processor), the site on the newer releases and
+#                       the wheels on each Python; it prints the SEED of the numbers, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one; survivors are listed
 #   make cover          which slow tests the gate needs: 300 drawn faults, put into the package one by one (hours, by hand)
 #   make package        build both distributions, check them, and run README's blocks from the wheels on the Python of .venv, or on
@@ -82,12 +82,12 @@ with_latest = if [ -x $(VENV_LATEST)/bin/python ] || [ -n "$$($(call find_python
 test-latest:
 	@$(call with_latest,run-latest)
 
-.PHONY: run-latest nightly-all nightly-fresh nightly-latest run-latest-gate
+.PHONY: run-latest nightly-all nightly-fresh nightly-cuda nightly-latest run-latest-gate
 run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
 test-nightly: lint
-	$(MAKE) --no-print-directory --keep-going test-lowest nightly-latest nightly-fresh nightly-all docs-latest \
+	$(MAKE) --no-print-directory --keep-going test-lowest nightly-latest nightly-fresh nightly-cuda nightly-all docs-latest \
 		package PYTHONS="3.11 3.12 3.13" SEED=$(SEED)
 
 nightly-all: $(VENV)/.with-torch
@@ -98,6 +98,9 @@ nightly-all: $(VENV)/.with-torch
 nightly-fresh: $(VENV)/.with-all
 	@echo "numbers drawn afresh; make nightly-fresh SEED=$(SEED) repeats them"
 	TEST_SEED=$(SEED) $(call PYTEST,$(VENV)) -m drawn --hypothesis-profile=fresh --hypothesis-seed=$(SEED)
+
+nightly-cuda: $(VENV)/.with-all
+	$(call PYTEST,$(VENV)) -m "not slow" --as-if-on=cuda tests/gradients tests/functional
 
 nightly-latest:
 	@$(call with_latest,run-latest-gate)

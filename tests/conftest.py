@@ -1,5 +1,6 @@
 """Set before any test module is imported."""
 
+import contextlib
 import gc
 import sys
 
@@ -23,7 +24,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('gate')
 
-pytest_addoption = costs.pytest_addoption
+
+def pytest_addoption(parser):
+    costs.pytest_addoption(parser)
+    about = "trace the programs of the tests as for this platform, as 'cuda'; they run here"
+    parser.addoption('--as-if-on', metavar='PLATFORM', help=about)
 
 
 def pytest_configure(config):
@@ -38,6 +43,15 @@ def pytest_collection_modifyitems(config, items):
     if by_address:
         raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
     tiers.assign(items, {} if config.getoption('--all-slow') else tiers.of_the_night())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    from braintrace import _jax
+
+    platform = item.config.getoption('--as-if-on')
+    with _jax.as_if_on(platform) if platform else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import _jax, functional, rules
 from braintrace._etrace_op import sparse as implementation
 from braintrace.extra import _sparse_cpu as kernels_here
 from tests import oracles
@@ -252,7 +252,7 @@ def test_the_gradient_of_entries_over_lanes_is_that_of_a_dense_product(lanes, sh
         bound = jax.jit(lambda x, d: implementation.entries_p.bind(x, d, *at, shape=places.shape))
         compiled = bound.lower(x, d).compile()
         found = compiled(x, d)
-    on_cpu = jax.default_backend() == 'cpu'
+    on_cpu = _jax.platform_here() == 'cpu'
     kernels = on_cpu and kernels_here.kernel('dots', np.float64) is not None
     assert ('braintrace_dots' in compiled.as_text()) == (kernels and lanes >= 8)
     assert_close(found, (x.T @ d)[rows, columns])
