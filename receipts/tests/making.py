@@ -77,12 +77,8 @@ def first(
         constants['reset_gradient'] = reset_gradient
         constants['surrogate'] = {'name': surrogate, 'parameters': SURROGATES[surrogate]}
     inputs, hidden, outputs, lanes = sizes
-    shapes = {
-        'W': (inputs + hidden, hidden),
-        'b': (hidden,),
-        'W_out': (hidden, outputs),
-        'b_out': (outputs,),
-    }
+    shapes = {'W': (inputs + hidden, hidden), 'b': (hidden,)}
+    shapes |= {'W_out': (hidden, outputs), 'b_out': (outputs,)}
     params = {path: rng.normal(0.1, 0.7, shape) for path, shape in shapes.items()}
     factored = algorithm == 'ES_D_RTRL'
     given = None
@@ -108,13 +104,8 @@ def first(
             'kappa': kappa,
             'feedback': given,
         },
-        'numeric': {
-            'dtype': dtype,
-            'trace_dtype': dtype,
-            'matmul_precision': 'highest',
-            'device': 'cpu',
-            'k': None,
-        },
+        'numeric': dict.fromkeys(('dtype', 'trace_dtype'), dtype)
+        | {'matmul_precision': 'highest', 'device': 'cpu', 'k': None},
         'topology': topology,
         'lanes': [3 + i for i in range(lanes)],
         'reset': [False] * lanes,
@@ -165,14 +156,9 @@ def topology_of(cell, readout, kappa, frozen, sizes) -> dict[str, Any]:
 
 
 def _constants(cell: str, leaky: bool) -> dict[str, Any]:
-    spiking = {
-        'dt': 1.0,
-        'tau': 10.0,
-        'alpha': decay(1.0, 10.0),
-        'theta': 0.5,
-        'reset_gradient': True,
-        'surrogate': {'name': 'sigmoid', 'parameters': SURROGATES['sigmoid']},
-    }
+    spiking = {'dt': 1.0, 'tau': 10.0, 'alpha': decay(1.0, 10.0), 'theta': 0.5}
+    spiking |= {'reset_gradient': True}
+    spiking |= {'surrogate': {'name': 'sigmoid', 'parameters': SURROGATES['sigmoid']}}
     own = {
         'rnn': {'leak': 0.7},
         'lif': spiking,
@@ -271,13 +257,8 @@ def following(config: dict, record: dict) -> dict:
 
 def _in_window(record: dict, records: list[dict], length: int) -> None:
     index, weights = len(records) % length, [1.0 + 0.5 * (i % 2) for i in range(length)]
-    record['window'] = {
-        'index': index,
-        'length': length,
-        'reduction': 'mean',
-        'weight': weights[index],
-        'divisor': sum(weights),
-    }
+    record['window'] = {'index': index, 'length': length, 'reduction': 'mean'}
+    record['window'] |= {'weight': weights[index], 'divisor': sum(weights)}
     if index == length - 1:
         window_sum([*records[len(records) - index :], record])
 

@@ -57,14 +57,10 @@ def test_a_small_k_tightens():
         assert reconcile_run(asking(run, k)).verdict == verdict
     (failure, *_) = reconcile_run(asking(run, 1e-3)).failures
     assert failure.delta > failure.bound
-    whole = making.run('rnn')[0]
-    strays = off_by(whole, 100)
-    assert (
-        reconcile(strays).verdict == 'rederived' and reconcile(strays, level='engine').ok is False
-    )
-    assert (
-        reconcile(asking([strays], 8.0)[0]).failures == reconcile(strays, level='engine').failures
-    )
+    strays = off_by(making.run('rnn')[0], 100)
+    tight = reconcile(strays, level='engine')
+    assert reconcile(strays).verdict == 'rederived' and tight.ok is False
+    assert reconcile(asking([strays], 8.0)[0]).failures == tight.failures
 
 
 def test_u_is_that_of_the_dtype_and_coarser_products_need_leave():
@@ -124,9 +120,7 @@ def test_a_window_may_sum_gradients_that_are_rounded_anew():
     summed = run[1]['window']['gradients']
     for path, node in summed.items():
         steps = [stored(Record(one)).gradients()[0][path] for one in run]
-        terms = sum(
-            one['window']['weight'] * step.terms for one, step in zip(run, steps, strict=True)
-        )
+        terms = sum(one['window']['weight'] * step.terms for one, step in zip(run, steps))
         summed[path] = array(numbers(node) + 50 * UNIT['float64'] * terms, node)
     making.updated(run[1])
     assert reconcile_run(run).ok, reconcile_run(run).failures[:2]
@@ -284,9 +278,8 @@ def test_five_percent_in_a_gradient_are_seen_in_nearly_every_entry(spiking, path
     seen = [f for f in found.failures if f.rule == 4 and f.path.startswith(f'gradients/{path}[')]
     assert seen and seen[0].count >= 0.999 * nonzero
     lost = np.where(np.arange(value.size).reshape(value.shape) % 2, value, 0)
-    found = reconcile(
-        {**spiking, 'gradients': {**spiking['gradients'], path: array(lost, gradients[path])}}
-    )
+    gradients |= {path: array(lost, gradients[path])}
+    found = reconcile({**spiking, 'gradients': gradients})
     (seen,) = [f for f in found.failures if f.rule == 4]
     assert seen.count >= 0.999 * np.count_nonzero(lost != value)
 

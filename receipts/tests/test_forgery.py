@@ -233,11 +233,8 @@ def test_what_is_free_in_a_step_of_a_window_is_told_where_the_window_acts():
         held.append(record)
         return record
 
-    found = reconcile_run(
-        making.steps(
-            plain('adam'), 4, window=2, data=lambda new: opposite(next(turns), 5e3)(new), then=then
-        )
-    )
+    data = lambda new: opposite(next(turns), 5e3)(new)
+    found = reconcile_run(making.steps(plain('adam'), 4, window=2, data=data, then=then))
     assert found.ok and 'gradients/W_out' in found.loose, (found.failures[:2], found.loose)
 
 
@@ -471,26 +468,20 @@ def test_a_group_that_a_relation_names_twice_is_refused():
 
 
 def test_a_run_is_judged_record_by_record_in_the_memory_of_a_few():
-    run, alive = making.run('rnn', steps=6), []
-
-    def records():
-        for record in run:
-            value = Watched(copy.deepcopy(record))
-            alive.append(weakref.ref(value))
-            yield value
-            del value
-
     class Watched(dict):
         pass
 
-    counted = []
+    alive, counted = [], []
 
-    def counting():
-        for value in records():
+    def records():
+        for record in making.run('rnn', steps=6):
+            value = Watched(copy.deepcopy(record))
+            alive.append(weakref.ref(value))
             counted.append(sum(ref() is not None for ref in alive))
             yield value
+            del value
 
-    assert reconcile_run(counting()).verdict == 'rederived'
+    assert reconcile_run(records()).verdict == 'rederived'
     assert max(counted) <= 5, counted
 
 

@@ -50,10 +50,5 @@ def test_the_shipped_runs_spike_and_learn():
             assert 0.05 < spikes.mean() < 0.95
 
 
-def test_they_are_small():
-    sizes = [golden_file(cell).stat().st_size for cell in GOLDEN_CELLS]
-    assert sum(sizes) < 400_000
-
-
 def test_the_canaries_are_those_of_this_library():
     assert golden.foreign_functions() == []

@@ -122,11 +122,8 @@ def test_arrays_have_a_largest_sum(monkeypatch):
 
 @pytest.mark.parametrize(
     'kind, like',
-    {
-        'gradients': 'params_before',
-        'params_after': 'params_before',
-        'carry_after': 'carry_before',
-    }.items(),
+    [('gradients', 'params_before'), ('params_after', 'params_before')]
+    + [('carry_after', 'carry_before')],
 )
 def test_an_array_has_the_shape_of_the_one_it_belongs_to(kind, like):
     record = making.run('rnn', steps=1)[0]
@@ -168,26 +165,22 @@ def opaque(lanes=2):
     return record
 
 
-def convolution(n):
-    record = opaque()
-    one, axes = [1], [[0, 1, 2]] * 3
-    options = dict(strides=one, padding=[[n // 2, n - 1 - n // 2]], lhs_dilation=one)
-    options |= dict(rhs_dilation=one, feature_group_count=1, batch_group_count=1)
-    at = 2, 1, n
-    with_op(
-        record, 'etp_conv', node(np.zeros(at)), at, (1, 1, n), options | {'dimension_numbers': axes}
-    )
+def convolved(x, y, kernel, padding):
+    record, one = opaque(), [1]
+    options = dict.fromkeys(('strides', 'lhs_dilation', 'rhs_dilation'), one)
+    options |= dict(padding=padding, feature_group_count=1, batch_group_count=1)
+    options['dimension_numbers'] = [[0, 1, 2]] * 3
+    with_op(record, 'etp_conv', node(np.zeros(x)), y, kernel, options)
     return record
+
+
+def convolution(n):
+    return convolved((2, 1, n), (2, 1, n), (1, 1, n), [[n // 2, n - 1 - n // 2]])
 
 
 def without_taps(n):
     """A kernel without a number, of which a formula would ask which channels it reads."""
-    record = opaque()
-    one, axes = [1], [[0, 1, 2]] * 3
-    options = dict(strides=one, padding=[[0, 0]], lhs_dilation=one, rhs_dilation=one)
-    options |= dict(feature_group_count=1, batch_group_count=1, dimension_numbers=axes)
-    with_op(record, 'etp_conv', node(np.zeros((2, n, 0))), (2, n, 1), (n, n, 0), options)
-    return record
+    return convolved((2, n, 0), (2, n, 1), (n, n, 0), [[0, 0]])
 
 
 def embedding(n):
@@ -216,14 +209,8 @@ def vector(n):
     return record
 
 
-COSTLY = {
-    convolution: 6_000,
-    without_taps: 6_000,
-    embedding: 6_000,
-    sparse: 1_000,
-    letters: 20_000,
-    vector: 20_000,
-}
+COSTLY = dict.fromkeys((convolution, without_taps, embedding), 6_000)
+COSTLY |= {sparse: 1_000, letters: 20_000, vector: 20_000}
 
 
 @pytest.mark.parametrize('made', COSTLY, ids=lambda one: one.__name__)
@@ -263,6 +250,12 @@ def test_memory_that_ends_is_a_verdict(monkeypatch):
     assert failure.path != 'internal' and 'memory' in failure.hint
 
 
+def filed(inputs):
+    """A record whose inputs stand in a file."""
+    own = {key: value for key, value in inputs.items() if key != 'data'}
+    return {**making.run('rnn', steps=1)[0], 'inputs': own}
+
+
 def test_arrays_of_an_npz_that_overlap_are_refused(tmp_path):
     inputs = node(np.arange(5000.0), 'a', arrays='npz', file='a.npz')
     write_files({'inputs': inputs}, tmp_path)
@@ -271,26 +264,18 @@ def test_arrays_of_an_npz_that_overlap_are_refused(tmp_path):
         twice.filename = 'b.npy'
         archive.filelist.append(twice)
         archive._didModify = True
-    record = making.run('rnn', steps=1)[0]
-    filed = {key: value for key, value in inputs.items() if key != 'data'}
     with pytest.raises(ReceiptError, match='overlap'):
-        resolve_files({**record, 'inputs': filed}, tmp_path)
+        resolve_files(filed(inputs), tmp_path)
 
 
 @pytest.mark.parametrize('kind', ['link', 'pipe', 'folder'])
 def test_what_is_no_regular_file_beside_a_receipt_is_refused(tmp_path, kind):
     inputs = node(np.arange(5000.0), 'a', arrays='npz', file='a.npz')
     write_files({'inputs': {**inputs, 'file': 'b.npz'}}, tmp_path)
-    put = {
-        'link': lambda path: path.symlink_to(tmp_path / 'b.npz'),
-        'pipe': os.mkfifo,
-        'folder': Path.mkdir,
-    }
-    put[kind](tmp_path / 'a.npz')
-    record = making.run('rnn', steps=1)[0]
-    filed = {key: value for key, value in inputs.items() if key != 'data'}
+    link = lambda path: path.symlink_to(tmp_path / 'b.npz')
+    {'link': link, 'pipe': os.mkfifo, 'folder': Path.mkdir}[kind](tmp_path / 'a.npz')
     with pytest.raises(ReceiptError, match='beside the receipt|a.npz'):
-        resolve_files({**record, 'inputs': filed}, tmp_path)
+        resolve_files(filed(inputs), tmp_path)
 
 
 @pytest.mark.slow

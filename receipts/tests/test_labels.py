@@ -55,14 +55,16 @@ def test_claims_and_provenance_leave_the_verdict_and_so_does_stripping_them(runs
 
 
 def test_a_skip_does_not_switch_derivation_off(runs):
+    def skipped(run, basis):
+        return reconcile_run([{**record, 'skip': {'basis': basis}} for record in run])
+
     for basis in ('third_party', 'nondeterministic_hardware', 'distributed_field'):
-        found = reconcile_run([{**record, 'skip': {'basis': basis}} for record in runs[1]])
+        found = skipped(runs[1], basis)
         assert found.verdict == 'failed' and 14 in found.rules_evaluated
         assert {4, 14} <= {failure.rule for failure in found.failures}
-        good = reconcile_run([{**record, 'skip': {'basis': basis}} for record in runs[0]])
-        assert good.verdict == 'rederived'
-    opaque = [{**record, 'skip': {'basis': 'third_party'}} for record in runs[2]]
-    assert reconcile_run(opaque).verdict == 'skipped' and not reconcile_run(opaque).ok
+        assert skipped(runs[0], basis).verdict == 'rederived'
+    opaque = skipped(runs[2], 'third_party')
+    assert opaque.verdict == 'skipped' and not opaque.ok
 
 
 def test_an_unknown_loss_or_optimiser_leaves_the_rest_to_derivation():
@@ -111,11 +113,9 @@ SIGNED = {
     'the beginning is cut, with new roots': (lambda run: resealed(run[1:]), {16}),
     'the beginning is cut': (lambda run: run[1:], set()),
     'the end is cut': (lambda run: run[:-1], set()),
-    'a signed end stands in between': (
-        lambda run: making.seal(run[:2], KEY) + run[2:], {17},
-    ),
+    'a signed end stands in between': (lambda run: making.seal(run[:2], KEY) + run[2:], {17}),
     'a record is left out': (lambda run: run[:1] + run[2:], {10, 17}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('done', SIGNED)
@@ -124,10 +124,10 @@ def test_a_signature_holds_a_record_at_its_place(done):
     run = change(making.seal(making.run('rnn', steps=3, optimizer='none'), KEY))
     found = reconcile_run(run, key=KEY)
     assert {failure.rule for failure in found.failures} == rules
-    cut = {'the beginning is cut': 'a start at step 1, t = 1',
-           'the end is cut': 'an end that is not signed'}  # fmt: skip
     if not rules:
-        assert found.doubts == ((cut[done],) if done in cut else ())
+        told = {'the beginning is cut': ('a start at step 1, t = 1',)}
+        told['the end is cut'] = ('an end that is not signed',)
+        assert found.doubts == told.get(done, ())
 
 
 def test_gradients_of_a_window_are_derived_only_beside_its_steps():

@@ -42,19 +42,10 @@ def test_a_whole_value_has_no_problem(name):
     assert check(full(name), name) == []
 
 
-KEYWORDS = {
-    *('$schema', '$id', '$defs', '$ref', 'title', 'type', 'const', 'enum', 'pattern', 'maxLength'),
-    *(
-        'minimum',
-        'exclusiveMinimum',
-        'exclusiveMaximum',
-        'items',
-        'maxItems',
-        'properties',
-        'required',
-    ),
-    *('additionalProperties', 'anyOf'),
-}
+KEYWORDS = set(
+    """$schema $id $defs $ref title type const enum pattern maxLength minimum exclusiveMinimum
+    exclusiveMaximum items maxItems properties required additionalProperties anyOf""".split()
+)
 
 
 def keywords(part):
