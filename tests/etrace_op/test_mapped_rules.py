@@ -14,7 +14,7 @@ import pytest
 from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
 from braintrace._rules import contraction, entries, layout
-from braintrace.errors import MissingRuleError, RuleContractError
+from braintrace.errors import RuleContractError
 from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
 
@@ -212,28 +212,6 @@ def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
     assert not any(leaf.any() for leaf in jax.tree.leaves(empty))
 
 
-@pytest.mark.parametrize(
-    ('primitive', 'axes', 'own'),
-    [
-        (ops.etp_mv_p, (0, 0, 0), False),
-        (ops.etp_mv_p, (None, 0, 0), False),
-        (ops.etp_elemwise_p, (0,), False),
-        (ops.etp_mv_p, (None, 0, None), True),
-        (ops.etp_mv_p, (0, None, None), False),
-        (ops.etp_mm_p, (0, 0, 0), True),
-        (ops.etp_mm_p, (0, None, None), True),
-        (ops.etp_lora_mv_p, (0, 0, 0), True),
-        (ops.etp_conv_p, (0, 0), True),
-    ],
-)
-def test_a_mapped_primitive_has_an_own_layout_only_where_it_needs_one(primitive, axes, own):
-    form = primitive.mapped(axes)
-    found = {slot for slot in ops.RULE_SLOTS if form.optional_rule(slot) is not None}
-    assert found == set(ops.RULE_SLOTS if own else ops.REQUIRED_SLOTS)
-    of_x_alone = axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None
-    assert form.batched == of_x_alone
-
-
 def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():
     xs, weights = jnp.ones((4, 3)), jnp.ones((2, 3, 5))
     heads = jax.vmap(ops.matmul, (None, 0))
@@ -277,15 +255,6 @@ def test_rules_registered_after_mapping_are_found(registries_are_restored):
     primitive.register_xy_to_dw(lambda x, d, weights: {'weight': x * d})
     x, ones = jnp.full((2, 3), 2.0), jnp.ones((4, 2, 3))
     assert_close(form.bound_rule('xy_to_dw', {})(x, ones, {'weight': ones}), {'weight': 2 * ones})
-
-
-@pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
-def test_a_missing_rule_of_a_mapped_primitive_names_the_primitive_to_register_it_for(slot):
-    message = f"'etp_test' has no rule '{slot}', which D_RTRL needs.*register_{slot}"
-    with pytest.raises(MissingRuleError, match=message) as caught:
-        gain().mapped((0, 0)).mapped((None, 0)).bound_rule(slot, {}, 'D_RTRL')
-    error = caught.value
-    assert (error.op, error.rule, error.algorithm) == ('etp_test', slot, 'D_RTRL')
 
 
 def test_a_rule_is_registered_for_the_original_only():

@@ -53,28 +53,6 @@ def test_the_eight_primitives_and_what_they_declare():
     assert names(ops.RULE_SLOTS['instant_drtrl']) == names(ops.RULE_SLOTS['solve_drtrl']) == own
 
 
-def test_membership_asks_the_set():
-    assert ops.is_etp_primitive(ops.etp_mm_p) and not ops.is_etp_primitive(jax.lax.add_p)
-    for table in (ops.BATCHED_PRIMITIVES, ops.ETP_RULES_YW_TO_W):
-        assert ops.etp_mm_p in table and jax.lax.add_p not in table
-    assert ops.etp_mv_p not in ops.BATCHED_PRIMITIVES
-
-
-@pytest.mark.parametrize('name', sorted(BUILT_IN))
-def test_layouts_are_the_published_ones(name):
-    primitive = getattr(ops, f'{name}_p')
-    spec = ops.get_primitive_spec(primitive)
-    elementwise = name == 'etp_elemwise'
-    weights = {'lora_b': 1, 'lora_a': 2} if 'lora' in name else {'weight': 0 if elementwise else 1}
-    bias = {} if elementwise else {'bias': len(weights) + 1}
-    assert primitive.trainable_invars({}) == weights
-    for invars in (primitive.trainable_invars, spec.resolve_trainable_invars):
-        assert invars({'has_bias': False}) == weights
-        assert invars({'has_bias': True}) == weights | bias
-    assert primitive.x_invar_index == spec.x_invar_index == (None if elementwise else 0)
-    assert (primitive.batched, primitive.y_outvar_index) == (spec.batched, 0)
-
-
 def test_a_primitive_prints_its_name_and_its_rules():
     primitive = ops.register_primitive('etp_test', impl, batched=True)
     assert str(primitive) == primitive.name == 'etp_test'
@@ -92,15 +70,14 @@ def test_a_primitive_prints_its_name_and_its_rules():
 
 def test_class_style_registration_fills_the_set_and_defaults():
     primitive = ops.register_primitive('etp_test', impl)
-    assert isinstance(primitive, ops.ETPPrimitive) and primitive in ops.ETP_PRIMITIVES
+    assert isinstance(primitive, ops.ETPPrimitive) and ops.is_etp_primitive(primitive)
     assert primitive.trainable_invars({}) == {'weight': 1} and primitive.impl_fn is impl
     assert not primitive.batched and not primitive.gradient_enabled
     assert primitive.x_invar_index == primitive.y_outvar_index == 0
-    flagged = ops.register_primitive(
-        'etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None
-    )
-    assert flagged.batched and flagged.gradient_enabled and flagged in ops.BATCHED_PRIMITIVES
-    assert flagged.x_invar_index is None
+    flags = {'batched': True, 'gradient_enabled': True, 'x_invar_index': None}
+    flagged = ops.register_primitive('etp_test_2', impl, **flags)
+    assert {name: getattr(flagged, name) for name in flags} == flags
+    assert flagged in ops.BATCHED_PRIMITIVES and not ops.is_etp_primitive(jax.lax.add_p)
 
 
 @pytest.mark.parametrize(('slot', 'registry'), ops.RULE_SLOTS.items())
@@ -123,22 +100,19 @@ def test_several_rules_are_registered_at_once_and_none_leaves_a_slot_alone():
 
 
 @pytest.mark.parametrize(
-    ('rules', 'message'),
+    ('bad', 'message'),
     [
         (
-            {'yw_to_w': rule, 'yw_to_dw': rule},
-            "'etp_test': no rule slot is called 'yw_to_dw'. The slots are yw_to_w, xy_to_dw",
+            {'yw_to_dw': rule},
+            "'etp_test': no rule slot is called 'yw_to_dw'. The slots are yw_to_w",
         ),
-        (
-            {'yw_to_w': rule, 'xy_to_dw': 3},
-            "the rule 'xy_to_dw' of 'etp_test' is a int, expected a function",
-        ),
+        ({'xy_to_dw': 3}, "the rule 'xy_to_dw' of 'etp_test' is a int, expected a function"),
     ],
 )
-def test_a_refused_rule_registers_none_of_those_beside_it(rules, message):
+def test_a_refused_rule_registers_none_of_those_beside_it(bad, message):
     primitive = ops.register_primitive('etp_test', impl)
     with pytest.raises(RuleContractError, match=message):
-        primitive.register_etp_rules(**rules)
+        primitive.register_etp_rules(yw_to_w=rule, **bad)
     assert not any(primitive.optional_rule(slot) for slot in ops.RULE_SLOTS)
 
 
@@ -170,14 +144,7 @@ REFUSED = [  # a call, and what it says
     (registered(x_invar_index=-1), 'x_invar_index .* is -1, expected an integer >= 0 or None'),
     (registered(y_outvar_index=None), 'y_outvar_index .* is None, expected an integer >= 0'),
     (of_spec(yw_to_w=None), "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw"),
-    (
-        of_spec(xy_to_dw=None, init_pp=None, trainable_invars_fn=None),
-        'lacks xy_to_dw, init_pp, trainable_invars_fn',
-    ),
-    (
-        of_spec(init_drtrl=3, solve_drtrl='a'),
-        "the rule 'init_drtrl' of 'etp_test' is a int, expected a function",
-    ),
+    (of_spec(init_drtrl=3, solve_drtrl='a'), "the rule 'init_drtrl' of 'etp_test' is a int"),
     (of_spec(name='etp_mv'), "'etp_mv' is registered already"),
     (of_spec(impl=3), 'the implementation'),
     (
@@ -188,10 +155,7 @@ REFUSED = [  # a call, and what it says
         lambda: ops.ETPPrimitiveSpec(name='etp_test', impl=impl, yw_to_dw=rule),
         "has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w",
     ),
-    (
-        lambda: ops.register_primitive_spec({'name': 'etp_test'}),
-        'expected an ETPPrimitiveSpec, found a dict',
-    ),
+    (lambda: ops.register_primitive_spec({}), 'expected an ETPPrimitiveSpec, found a dict'),
     (lambda: ops.get_primitive_spec(jax.lax.add_p), "'add' is not an ETP primitive"),
     (
         lambda: dataclasses.replace(SPEC, trainable_invars_fn=None).resolve_trainable_invars({}),
@@ -229,11 +193,6 @@ def test_a_spec_registers_everything_that_it_says():
     assert ops.get_primitive_spec(primitive) is ops.ETP_PRIMITIVE_SPECS[primitive]
 
 
-def test_a_spec_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SPEC.batched = False
-
-
 def test_asking_for_a_spec_that_is_not_there_says_why():
     message = "'etp_test' was registered without a spec; `register_primitive_spec"
     with pytest.raises(RuleContractError, match=message):
@@ -249,35 +208,27 @@ def with_rule(slot, fn):
 D, TRACE = jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))}
 
 
-@pytest.mark.parametrize(
-    ('slot', 'broken', 'arguments', 'message'),
-    [
-        (
-            'yw_to_w',
-            lambda d, trace, **params: {'bias': d},
-            (D, TRACE),
-            r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}",
-        ),
-        (
-            'yw_to_w',
-            lambda d, trace, **params: trace * d[None, :],
-            (D, TRACE),
-            r"'yw_to_w' of 'etp_test' failed with TypeError.*dicts of arrays by trainable name",
-        ),
-        (
-            'init_drtrl',
-            lambda x, y, w, n: jnp.zeros((4, 3, 5, n)),
-            (None, None, {}, 1),
-            "'init_drtrl' of 'etp_test' returned a .*dicts of arrays",
-        ),
-    ],
-    ids=['other keys', 'takes bare arrays', 'returns a bare array'],
-)
-def test_a_rule_that_is_not_in_dict_form_is_told_of_it_when_it_is_called(
-    slot, broken, arguments, message
-):
+NO_DICTS = {
+    'other keys': (
+        lambda: with_rule('yw_to_w', lambda d, trace, **_: {'bias': d})(D, TRACE),
+        r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}",
+    ),
+    'takes bare arrays': (
+        lambda: with_rule('yw_to_w', lambda d, trace, **_: trace * d[None, :])(D, TRACE),
+        "'yw_to_w' of 'etp_test' failed with TypeError.*dicts of arrays by trainable name",
+    ),
+    'returns a bare array': (
+        lambda: with_rule('init_drtrl', lambda x, y, w, n: jnp.zeros(n))(None, None, {}, 1),
+        "'init_drtrl' of 'etp_test' returned a .*dicts of arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize('name', NO_DICTS)
+def test_a_rule_that_is_not_in_dict_form_is_told_of_it_when_it_is_called(name):
+    call, message = NO_DICTS[name]
     with pytest.raises(RuleContractError, match=message):
-        with_rule(slot, broken)(*arguments)
+        call()
 
 
 @pytest.mark.parametrize('result', [jnp.zeros((4, 5)), {'weight': 0}])

@@ -134,21 +134,6 @@ def test_mapping_x_alone_keeps_the_primitive_or_takes_its_batched_form(case):
         assert bound(twice, jnp.stack([xs, xs], 2)) == [expected]
 
 
-@pytest.mark.tier(quick=18)
-@every_case
-def test_mapping_weights_binds_one_derived_primitive_that_knows_its_original_and_axes(case):
-    x, weights = case.draw()
-    many = jax.tree.map(lambda w: jnp.stack([w, w]), weights)
-    last = jax.tree.map(lambda w: jnp.moveaxis(w, 0, -1), many)
-    (derived,) = etp_primitives(jax.make_jaxpr(jax.vmap(case.call, (None, 0)))(x, many))
-    assert derived.original is case.primitive
-    of_x = () if x is None else (None,)
-    assert derived.axes == (*of_x, *[0] * len(weights), *[None] * len(case.structure))
-    assert ops.is_etp_primitive(derived) and derived not in ops.ETP_PRIMITIVES
-    assert derived in etp_primitives(jax.make_jaxpr(jax.vmap(case.call, (None, -1)))(x, last))
-    assert derived.gradient_enabled == case.primitive.gradient_enabled
-
-
 def test_a_derived_primitive_is_mapped_again():
     weights = jnp.ones((2, 4, 3, 5))
     twice = jax.vmap(jax.vmap(lambda w: ops.matmul(jnp.ones((6, 3)), w)))
@@ -172,14 +157,14 @@ def test_the_primitive_works_on_shards():
     mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
     lanes, whole = jax.P('i'), jax.P()
     x, w = jnp.arange(12.0).reshape(2, 2, 3), jnp.ones((3, 4))
-    per_shard = jax.shard_map(
-        jax.vmap(ops.matmul, (0, None)), mesh=mesh, in_specs=(lanes, whole), out_specs=lanes
-    )
+
+    def on_shards(fn, of_w):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(lanes, of_w), out_specs=lanes)
+
+    per_shard = on_shards(jax.vmap(ops.matmul, (0, None)), whole)
     assert_close(per_shard(x, w), x @ w)
     assert_close(jax.grad(lambda w: per_shard(x, w).sum())(w), jax.grad(lambda w: (x @ w).sum())(w))
-    ensemble = jax.shard_map(
-        jax.vmap(ops.matmul), mesh=mesh, in_specs=(lanes, lanes), out_specs=lanes
-    )
+    ensemble = on_shards(jax.vmap(ops.matmul), lanes)
     assert_close(ensemble(x, jnp.stack([w, 2 * w])), jnp.stack([x[0] @ w, 2 * x[1] @ w]))
 
 
@@ -206,19 +191,6 @@ def test_a_weak_type_stays_weak():
     weak = jnp.asarray(1.0)
     for y in (weak, ops.element_wise(weak), jax.jit(ops.element_wise)(weak)):
         assert y.weak_type
-
-
-def test_a_second_call_does_not_trace_again():
-    traces = []
-
-    def call(x, w):
-        traces.append(1)
-        return ops.sparse_matmul(x, w, sparse_mat=cases.pattern(3, 4, 5))
-
-    jitted = jax.jit(call)
-    for _ in range(3):
-        jitted(jnp.ones((2, 3)), jnp.ones(5))
-    assert len(traces) == 1
 
 
 def test_structures_of_one_form_share_one_program_and_are_no_literals():

@@ -22,16 +22,11 @@ def draw(*shape):
     return jnp.asarray(RNG.normal(size=shape))
 
 
+SHAPES = {'x': (I, N), 'xh': (I + N, N), 'gates': (I + N, 4 * N), 'h': (N, N)}
+
+
 def weights():
-    return {
-        name: draw(*shape) / 2
-        for name, shape in {
-            'x': (I, N),
-            'xh': (I + N, N),
-            'gates': (I + N, 4 * N),
-            'h': (N, N),
-        }.items()
-    }
+    return {name: draw(*shape) / 2 for name, shape in SHAPES.items()}
 
 
 def rnn(w, h, x):
@@ -130,12 +125,8 @@ def parts_of(step):
 
     def run(w, state, x):
         new, y = step(w, state, x)
-        return (
-            new,
-            {'product': y.T @ y, 'sum': y.sum(0), 'wide': jnp.outer(y[0], y[1])},
-            y,
-            (y * x[:, :1], x),
-        )
+        terms = {'product': y.T @ y, 'sum': y.sum(0), 'wide': jnp.outer(y[0], y[1])}
+        return new, terms, y, (y * x[:, :1], x)
 
     return run
 
@@ -182,18 +173,12 @@ def loops_of(step, state):
     return [[eqn.primitive.name for eqn in loop.equations] for loop in traced.parts.loops]
 
 
-@pytest.mark.parametrize('name', ['rnn', 'by_op', 'lstm'])
-def test_a_loop_holds_the_product_with_its_state_alone(name):
-    (equations,) = loops_of(*step_and_state(name))
-    assert equations.count('dot_general') == 1 and 'concatenate' not in equations
-
-
-def test_layers_run_one_after_another_and_the_product_between_them_at_once():
-    first, second = loops_of(*step_and_state('layers'))
-    assert first.count('dot_general') == second.count('dot_general') == 1
-
-
-def test_a_linear_loop_holds_no_product_and_no_gate():
+def test_a_loop_holds_the_products_with_its_state_alone():
+    """Layers run one after another, and the product between them stands outside."""
+    for name, number in (('rnn', 1), ('by_op', 1), ('lstm', 1), ('layers', 2)):
+        loops = loops_of(*step_and_state(name))
+        assert [loop.count('dot_general') for loop in loops] == [1] * number
+        assert not any('concatenate' in loop for loop in loops)
     (equations,) = loops_of(*step_and_state('linear'))
     assert not {'dot_general', 'logistic', 'tanh'}.intersection(equations)
 
