@@ -49,8 +49,8 @@ def setting():
     return p, {'h': jnp.zeros((B, N)), 'n': jnp.array(0)}, xs, ys
 
 
-def compiled(rule):
-    learner = functional.online(cell, rule)
+def compiled(rule, of=cell):
+    learner = functional.online(of, rule)
     p, c, xs, _ = setting()
     jax.eval_shape(learner.init, p, c, xs[0])
     return learner
@@ -105,11 +105,7 @@ def test_ops_that_disagree_leave_a_state_whole_and_no_axis_is_used_twice():
     ids=['masked', 'rolled', 'partly transposed'],
 )
 def test_a_weight_lies_as_the_parameter_that_it_is_made_of_element_by_element(change, lies):
-    learner = functional.online(
-        lambda p, c, x: cell({**p, 'w': change(p['w'])}, c, x), rules.d_rtrl()
-    )
-    p, c, xs, _ = setting()
-    jax.eval_shape(learner.init, p, c, xs[0])
+    learner = compiled(rules.d_rtrl(), lambda p, c, x: cell(p | {'w': change(p['w'])}, c, x))
     assert shown(learner.partition_specs(SPECS, 'b'))['trace/w/h/weight/0'] == lies
 
 
@@ -158,20 +154,16 @@ def on(layout: str, rule) -> dict:
     (sizes, param_specs), learner = LAYOUTS[layout], compiled(rule)
     mesh = jax.make_mesh(sizes, ('b', 'm'), axis_types=(AUTO, AUTO))
     p, c, xs, ys = setting()
-    specs = learner.partition_specs(param_specs, 'b')
 
     def placed(tree):
         return jax.tree.map(lambda s: NamedSharding(mesh, s or P()), tree, is_leaf=lambda s: not s)
 
-    shardings = placed(specs)
+    shardings = placed(learner.partition_specs(param_specs, 'b'))
     state = jax.jit(learner.init, out_shardings=shardings)(p, c, xs[0])
     given = jax.device_put(p, placed(param_specs))
     data = jax.device_put((xs, ys), NamedSharding(mesh, P(None, 'b')))
-    fn = jax.jit(
-        lambda *args: run(learner, *args),
-        donate_argnums=1,
-        out_shardings=(None, None, None, shardings),
-    )
+    of_learner = partial(run, learner)
+    fn = jax.jit(of_learner, donate_argnums=1, out_shardings=(None, None, None, shardings))
     program = fn.lower(given, state, *data).compile()
     traces = [a for a in jax.tree.leaves(state.trace) if a.ndim]
     found = {
@@ -180,49 +172,34 @@ def on(layout: str, rule) -> dict:
         'of one device': sum(a.addressable_shards[0].data.nbytes for a in traces),
         'aliased': program.memory_analysis().alias_size_in_bytes,
     }
-    got = program(given, state, *data)
-    wanted = jax.jit(lambda *args: run(learner, *args))(p, learner.init(p, c, xs[0]), xs, ys)
-    found['error'] = max(errors(got, wanted).values())
-    return found
+    wanted = jax.jit(of_learner)(p, learner.init(p, c, xs[0]), xs, ys)
+    return found | {'error': max(errors(program(given, state, *data), wanted).values())}
 
 
 def in_shard_map() -> float:
     """Each device steps its own lanes, by specs of ``partition_specs``."""
-    learner = functional.online(cell, rules.d_rtrl())
+    learner, local = (functional.online(cell, rules.d_rtrl()) for _ in range(2))
     mesh = jax.make_mesh((len(jax.devices()),), ('b',), axis_types=(AUTO,))
     p, c, xs, ys = setting()
     c = {'h': c['h']}  # what is not of lanes would come back as differing between shards
     whole = learner.init(p, c, xs[0])
     specs = learner.partition_specs(REPLICATED, 'b')
-    local = functional.online(cell, rules.d_rtrl())  # compiled for the lanes of one device
-    given = P(), {'h': P('b')}, P('b')
-    start = jax.shard_map(local.init, mesh=mesh, in_specs=given, out_specs=specs)
-    state = jax.jit(start)(p, c, xs[0])
 
     def step(p, state, x, y):
         grads, value, _, state = local.grad(loss)(p, state, x, y)
         return jax.lax.psum((value, grads), 'b'), state
 
-    each = jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(P(), specs, P('b'), P('b')), out_specs=((P(), P()), specs)
-        )
-    )
+    def on_lanes(fn, *ins, outs):
+        return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=ins, out_specs=outs))
+
+    state = on_lanes(local.init, P(), {'h': P('b')}, P('b'), outs=specs)(p, c, xs[0])
+    each = on_lanes(step, P(), specs, P('b'), P('b'), outs=((P(), P()), specs))
     one, found = jax.jit(learner.grad(loss)), []
     for x, y in zip(xs, ys, strict=True):
         got, state = each(p, state, x, y)
         grads, value, _, whole = one(p, whole, x, y)
         found.append(max(errors(got, (value, grads)).values()))
     return max(found)
-
-
-def test_specs_are_those_that_jit_takes():
-    learner, (p, c, xs, _) = compiled(rules.d_rtrl()), setting()
-    mesh = jax.make_mesh((1, 1), ('b', 'm'), axis_types=(AUTO, AUTO))
-    specs = learner.partition_specs(SPECS, 'b')
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    state = jax.jit(learner.init, out_shardings=shardings)(p, c, xs[0])
-    assert jax.tree.map(lambda a: a.sharding, state) == shardings
 
 
 @pytest.mark.slow

@@ -70,12 +70,9 @@ def test_a_line_of_more_than_64_steps_is_traced():
     model = brainstate.nn.Sequential(nn.Linear(2, 1, b_init=None), nn.Delay(1, late))
     learner = braintrace.compile(model, 'd_rtrl', jnp.asarray(xs[0]), batch_size=1)
     W = np.asarray(model.layers[0].weight.value['weight'])
-    got = learner.etrace_grad(
-        jnp.asarray(xs),
-        step_fn=lambda x: jnp.sum(learner(x) ** 2),
-        reduction='sum',
-        keep_trace=False,
-    ).grads
+    square = lambda x: jnp.sum(learner(x) ** 2)
+    options = {'reduction': 'sum', 'keep_trace': False}
+    got = learner.etrace_grad(jnp.asarray(xs), step_fn=square, **options).grads
     read = xs[: len(xs) - late, 0]
     assert learner.report.exact and learner.report.memory == late * 2 * xs.itemsize
     assert_close(got['layers', 0, 'weight']['weight'], 2 * read.T @ (read @ W), 1e-12)
@@ -110,12 +107,13 @@ def test_what_leaves_a_line_has_credit_by_es_d_rtrl_too():
     def gradient(longest):
         with brainstate.random.seed_context(0):
             layers = nn.Linear(3, N), nn.Expon(N, tau=2.0), nn.Delay(N, 3, longest)
+            model = brainstate.nn.Sequential(*layers)
             learner = braintrace.compile(
-                brainstate.nn.Sequential(*layers), 'es_d_rtrl', xs[0], batch_size=2,
-                decay_or_rank=0.9,
-            )  # fmt: skip
+                model, braintrace.rules.es_d_rtrl(0.9), xs[0], batch_size=2
+            )
         found = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2))
         return found.grads['layers', 0, 'weight']['weight']
 
-    assert abs(gradient(None)).min() > 0
-    assert_close(gradient(None), gradient(5), 1e-12)
+    short, longer = map(gradient, (None, 5))
+    assert abs(short).min() > 0
+    assert_close(short, longer, 1e-12)

@@ -107,11 +107,9 @@ def test_leading_axes_are_samples(name):
 
 def test_each_sample_keeps_a_trace_of_its_own_beside_other_leading_axes():
     """So lanes are samples: one alone can be reset."""
-    model = Leaky(nn.Linear((4, 3), (4, 5)))
-    model.init_state(2)
-    learner = braintrace.D_RTRL(model)
-    learner.compile_graph(jnp.ones((2, 4, 3)))
-    learner(jnp.ones((2, 4, 3)))
+    model, x = Leaky(nn.Linear((4, 3), (4, 5))), jnp.ones((2, 4, 3))
+    learner = braintrace.compile(model, 'd_rtrl', x, batch_size=2)
+    learner(x)
     learner.reset_state(lanes=jnp.array([True, False]))
     (trace,) = learner.get_etrace_of(model.layer.weight).values()
     assert trace['weight'].shape == (2, 4, 3, 5, 1) and learner.report.exact
@@ -126,32 +124,25 @@ def gradient(layer, x):
 
 
 def test_a_step_through_zero_keeps_the_sign_of_a_synapse():
-    signs = np.array([[1], [-1]])
-    layer, x = nn.SignedWLinear(2, 3, w_sign=signs), jnp.eye(2)
+    signs, x = np.array([[1], [-1]]), jnp.eye(2)
+    layer = nn.SignedWLinear(2, 3, w_sign=signs)
     step = brainstate.transform.jit(lambda: gradient(layer, x)[('weight',)])
     for _ in range(5):
         before = np.asarray(layer.weight.value)
         layer.weight.value = before - 3.0 * step()
         assert ((before > 0) != (np.asarray(layer.weight.value) > 0)).any()
         assert (signs * np.asarray(layer(x)) >= 0).all()
+    layer = nn.SignedWLinear(2, 2, w_init=0.0, w_sign=signs)
+    of_zero = gradient(layer, jnp.ones(2))[('weight',)]
+    np.testing.assert_array_equal(of_zero, [[1.0, 1.0], [-1.0, -1.0]], 'a synapse of zero learns')
 
 
-def test_a_synapse_of_zero_can_learn():
-    layer = nn.SignedWLinear(2, 2, w_init=0.0, w_sign=np.array([[1], [-1]]))
-    np.testing.assert_array_equal(
-        gradient(layer, jnp.ones(2))[('weight',)], [[1.0, 1.0], [-1.0, -1.0]]
-    )
-
-
-def test_all_synapses_are_excitatory_by_default():
-    layer = nn.SignedWLinear(3, 5)
-    assert (layer(jnp.eye(3)) > 0).all() and (layer.weight.value < 0).any()
-
-
-def test_signed_weights_may_be_given():
+def test_signed_weights_may_be_given_and_are_excitatory_by_default():
     weight, signs = np.array([[1.0, 2.0], [-3.0, -0.0]], np.float32), np.array([[1], [-1]])
     layer = nn.SignedWLinear(2, 2, w_init=weight, w_sign=signs)
     np.testing.assert_array_equal(layer(jnp.eye(2)), weight)
+    layer = nn.SignedWLinear(3, 5)
+    assert (layer(jnp.eye(3)) > 0).all() and (layer.weight.value < 0).any()
 
 
 # standardised weights -----------------------------------------------------------------------------
@@ -219,6 +210,7 @@ UNITS = {
     'GroupedLinear': (lambda: nn.GroupedLinear(2, 3, 5, CONDUCTANCES, b_init=None), (2, 3)),
     'Conv1d': (lambda: nn.Conv1d((6, 3), 5, 3, w_init=CONDUCTANCES), (6, 3)),
     'LoRA': (lambda: nn.LoRA(3, 2, 5, kernel_init=CONDUCTANCES), (2, 3)),
+    'Embedding': (lambda: nn.Embedding(4, 3, VOLTAGES, padding_idx=0), None),
 }
 
 
@@ -226,11 +218,8 @@ UNITS = {
 @pytest.mark.parametrize('name', UNITS)
 def test_the_unit_of_the_result_is_the_product(name):
     make, shape = UNITS[name]
-    assert u.get_unit(make()(jnp.ones(shape) * u.mV)) == u.mA
-
-
-def test_rows_of_a_table_have_its_unit():
-    assert u.get_unit(nn.Embedding(4, 3, VOLTAGES, padding_idx=0)(jnp.array([[1, 2]]))) == u.mV
+    y = make()(jnp.array([1, 2]) if shape is None else jnp.ones(shape) * u.mV)
+    assert u.get_unit(y) == (u.mV if shape is None else u.mA)
 
 
 # sparse layers ------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from braintrace import nn
 from braintrace.errors import EtpShapeError, EtpUnitError
 
 
-def started(module, batch_size=None):
-    brainstate.nn.init_all_states(module, batch_size=batch_size)
-    return module
+def started(module):
+    return brainstate.nn.init_all_states(module)
 
 
 def test_conductances_and_currents_are_not_added():
@@ -72,9 +71,7 @@ class Doubled(brainstate.nn.Module):
 
 @pytest.mark.parametrize('comm', [lambda x: 2 * x, Doubled()])
 def test_a_function_or_a_module_without_sizes_may_be_its_weights(comm):
-    projection = nn.Projection(comm, nn.Expon(3))
-    brainstate.nn.init_all_states(projection)
-    np.testing.assert_allclose(projection(jnp.ones(3)), 2)
+    np.testing.assert_allclose(started(nn.Projection(comm, nn.Expon(3)))(jnp.ones(3)), 2)
 
 
 @pytest.mark.parametrize('first', [0, 0 * u.mS, np.zeros(3, int), 0.5, np.float64(0.5)])
