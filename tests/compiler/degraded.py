@@ -153,8 +153,6 @@ MIXING = {
         lambda h, x: -0.3 * h.max(-1, keepdims=True),
     ),
     'mean_over_the_batch': (SPREAD, lambda h, x: -0.3 * h.mean(0)),
-    'sort': ('sort', lambda h, x: 0.8 * jnp.sort(h)),
-    'gather': (moving('gather'), lambda h, x: 0.3 * h[:, jnp.array([1, 0, 3, 2])]),
     'gather_by_an_input': (
         'gather',
         lambda h, x: h[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]],
@@ -421,13 +419,6 @@ def two_ops_in_a_row(p, h, x):
     return h, h
 
 
-@degraded(params='w u v', routes={'u': 'weight_then_weight'})
-def reset_gate(p, h, x):
-    r = jax.nn.sigmoid(mm(x, p['u']))  # here
-    h = 0.8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
-    return h, h
-
-
 @degraded(not_etp_op('u'), params='w u v')
 def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
     u = 2 * p['u']  # here
@@ -589,12 +580,6 @@ degraded(strict=None, name='whole')(lambda p, h, x: 0.8 * h + jnp.tanh(mm(x, p['
 degraded(strict=None, name='whole_with_a_constant_mask')(
     lambda p, h, x: 0.8 * h + mm(x, p['w'] * jax.random.bernoulli(jax.random.key(0), 0.5, (I, N)))
 )
-degraded(strict=None, name='whole_with_a_static_write')(
-    lambda p, h, x: (0.8 * h + mm(x, p['w'])).at[:, 1].set(0.0)
-)
-degraded(strict=None, params='half', name='whole_with_a_stack')(
-    lambda p, h, x: 0.8 * h + jnp.stack([mm(x, p['half']), x[:, :2]], -1).reshape(B, N)
-)
 degraded(params='w u', strict=None, routes={'w': 'no_hidden_state'}, name='stopped_result')(
     lambda p, h, x: 0.8 * h + mm(x, p['u']) + lax.stop_gradient(mm(x, p['w']))
 )
@@ -612,9 +597,6 @@ degraded(strict=None, carry=H[:, 0], name='product_with_one_term_for_each_result
 )
 degraded(strict=None, name='state_rounded_straight_through')(
     lambda p, h, x: (h := 0.8 * h + mm(x, p['w'])) + lax.stop_gradient(jnp.round(h) - h)
-)
-degraded(strict=None, name='branch_chosen_by_a_state')(
-    lambda p, h, x: lax.cond(h.sum() > 0, lambda h: 0.8 * h + mm(x, p['w']), lambda h: 0.5 * h, h)
 )
 
 

@@ -4,9 +4,8 @@ import brainstate
 import jax.numpy as jnp
 
 import braintrace
-from braintrace import Policy
 from tests.compiler.degraded import fixed, mixing, no_relation, not_etp_op, routes_of
-from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, N, Note, Row
+from tests.compiler.refused import COMPILE, PARAMS, H, N, Note, Row
 
 MODULES: list[Row] = []
 
@@ -40,8 +39,7 @@ class Leaky(brainstate.nn.Module):
 
 @module(
     mixing('reduce_sum, spread by'),
-    not_etp_op('part/weight/scale'),
-    not_etp_op('part/weight/bias'),
+    *(not_etp_op(f'part/weight/{name}') for name in ('scale', 'bias')),
 )
 class LayerNorm(Leaky):
     def make_part(self):
@@ -80,16 +78,6 @@ class WeightsThatAreNoParameters(Leaky):
     def update(self, x):
         drives = [braintrace.matmul(x, w) for w in (PARAMS['u'], self.part.value)]  # here
         self.h.value = 0.8 * self.h.value + self.drive(x) + sum(drives)
-        return self.h.value
-
-
-@module(error=NOT_SUPPORTED, words=('scan', "refuses 'scan'"), policy=Policy(refuse=('scan',)))
-class ForLoop(Leaky):
-    def update(self, x):
-        def turn(_):
-            self.h.value = 0.8 * self.h.value + self.drive(x)
-
-        brainstate.transform.for_loop(turn, jnp.arange(3))  # here
         return self.h.value
 
 

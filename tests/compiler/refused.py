@@ -30,7 +30,6 @@ SHAPES = {
     'v': (N, N),
     'a': (N,),
     'o': (N, 2),
-    'half': (I, 2),
     'thin': (I, 1),
     'z': (I, N),
     'long': (1100, I, N),
@@ -241,9 +240,6 @@ op_in_while(name='op_in_a_condition_of_while')(
 while_mixes(name='while_that_mixes_a_state')(
     lambda p, h, x: lax.while_loop(small, lambda h: h + jnp.roll(h, 1, -1), h) + mm(x, p['w'])
 )
-while_mixes(name='while_that_mixes_behind_an_op')(
-    lambda p, h, x: 0.8 * h + lax.while_loop(small, lambda y: y + y.mean(), mm(x, p['w']))
-)
 while_mixes(name='while_that_mixes_a_parameter')(
     lambda p, h, x: 0.8 * h + mm(x, lax.while_loop(small, lambda w: w + 0.1 * w.mean(), p['w']))
 )
@@ -374,11 +370,6 @@ no_step(
     carry={'h': H, 'name': 'cell'},
     name='with_a_python_object_in_the_carry',
 )(lambda p, c, x: {'h': c['h'] + mm(x, p['w']), 'name': c['name']})
-
-
-@no_step(STRUCTURE, "new carry leaf 'name' is str", 'close over them')
-def adding_a_python_object(p, c, x):
-    return c['h'], {'h': c['h'] + mm(x, p['w']), 'name': 'cell'}
 
 
 @no_step(STRUCTURE, "outputs leaf 'name' is str", carry=H)

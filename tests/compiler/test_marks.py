@@ -13,7 +13,6 @@ import braintrace
 from braintrace import Policy, functional, rules
 from braintrace.errors import BraintraceWarning, CompileError, OptionError, UntracedParameterError
 from tests.compiler.degraded import product
-from tests.compiler.refused import opaque
 
 B, I, N = 2, 3, 4
 P = {'w': (I, N), 'u': (N, N), 'b': (N,)}
@@ -213,8 +212,6 @@ def test_an_opaque_op_alone_is_an_error_with_its_place():
     with pytest.raises(CompileError, match='parameter u in custom_vjp_call') as caught:
         compiled(lambda p, h, x: 0.9 * h + product(h, p['u']))  # alone
     assert line_of('alone') in str(caught.value)
-    with pytest.raises(CompileError, match='stand inside'):
-        compiled(lambda p, h, x: 0.9 * h + opaque(h, p['u']))
 
 
 def test_a_predicate_that_chooses_nothing_is_an_error():

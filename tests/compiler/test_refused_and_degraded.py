@@ -12,7 +12,7 @@ import pytest
 import braintrace
 from braintrace import Policy, functional, rules
 from braintrace._compiler.kinds import KINDS
-from braintrace.errors import BraintraceWarning, NotSupportedError, UntracedParameterError
+from braintrace.errors import BraintraceWarning, UntracedParameterError
 from tests.compare import assert_close
 from tests.compiler.degraded import DEGRADED, cut
 from tests.compiler.degraded_modules import MODULES
@@ -28,12 +28,6 @@ QUICK = {
     'op_in_a_custom_vjp',
     'slice_of_a_state_into_a_smaller_one',
 }
-LOOSE = [
-    Policy(refuse=('while_loop',)),
-    Policy(refuse=('scan', 'cond')),
-    Policy(unroll=0, checkpoint='inline'),
-    Policy(strict=True),
-]
 PLACE = re.compile(r'\[([^][]*:\d+) \(|\[\]')
 
 
@@ -112,14 +106,6 @@ def test_a_refused_model_is_told_what_where_and_what_to_do(row):
 @over([row for row in REFUSED if row.policy != Policy()], 'accepted')
 def test_what_one_policy_refuses_another_accepts(row):
     assert compiled(row, Policy()).graph.hidden_param_op_relations
-
-
-@pytest.mark.parametrize('policy', LOOSE, ids=['while', 'scan and cond', 'inline', 'strict'])
-@over([row for row in REFUSED if 'while loop holds an ETP op' in row.words], 'record')
-def test_an_op_in_a_while_loop_is_refused_in_every_policy(row, policy):
-    with pytest.raises(NotSupportedError, match='while') as caught:
-        compiled(row, policy)
-    all_in([row.place('here') + ' ('], str(caught.value))
 
 
 # -- degraded --------------------------------------------------------------------------------------
