@@ -152,22 +152,6 @@ def test_a_convolution_that_mixes_samples_is_not_folded():
     assert_close(over(xs, kernel), jnp.stack([call(x, kernel) for x in xs]))
 
 
-@pytest.mark.slow
-def test_the_primitive_works_on_shards():
-    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
-    lanes, whole = jax.P('i'), jax.P()
-    x, w = jnp.arange(12.0).reshape(2, 2, 3), jnp.ones((3, 4))
-
-    def on_shards(fn, of_w):
-        return jax.shard_map(fn, mesh=mesh, in_specs=(lanes, of_w), out_specs=lanes)
-
-    per_shard = on_shards(jax.vmap(ops.matmul, (0, None)), whole)
-    assert_close(per_shard(x, w), x @ w)
-    assert_close(jax.grad(lambda w: per_shard(x, w).sum())(w), jax.grad(lambda w: (x @ w).sum())(w))
-    ensemble = on_shards(jax.vmap(ops.matmul), lanes)
-    assert_close(ensemble(x, jnp.stack([w, 2 * w])), jnp.stack([x[0] @ w, 2 * x[1] @ w]))
-
-
 @pytest.mark.parametrize('spec', [('i', None, None), (None, 'i', None)])
 def test_an_explicitly_sharded_axis_stays_sharded_when_x_is_mapped(spec):
     with jax.set_mesh(jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Explicit,))):

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import rules
-from braintrace.extra._wide.dependence import Linear, Numbers, dependence
-from braintrace.extra._wide.scopes import coloured
-from tests import models
-from tests.gradients.harness import learner_of
+from braintrace.extra._wide.dependence import Linear
 
 MASK = np.triu(np.ones((4, 4)))
 ONE = jax.ShapeDtypeStruct((4,), np.float32)
@@ -66,42 +62,3 @@ def test_a_result_reads_what_a_path_leads_from(name):
     linear = Linear(lambda w, v: [fn(w, v)], [MATRIX], [ONE])
     (found,) = linear.depends([np.eye(4)])
     np.testing.assert_array_equal(found.T, want > 0)
-
-
-def by_colours_and_by_rows(case, missing=()):
-    """J of the first lane by the colours of the step, and by a pull-back for each number; some
-    entries of the pattern are left out.
-    """
-    learner = learner_of(case, rules.rtrl())
-    learner.init(case.params, case.carry, case.xs[0])
-    compiled, params = learner.first, jax.tree.leaves(case.params)
-    found = dependence(compiled.graph)
-    for entry in missing:
-        found.reads[entry] = False
-    colours = coloured((found.reads, found.reads), (found.feeds, found.feeds), found.laned)
-    carry, x = jax.tree.leaves(dict(case.carry)), jax.tree.leaves(case.xs[0])
-    executor = compiled.executor
-    uncut, numbers = (
-        executor.uncut(params, executor.op_weights(params), carry, x),
-        Numbers.of(compiled.graph),
-    )
-
-    def rows(ones):
-        old, _ = jax.vmap(uncut.pull)([jnp.asarray(u) for u in numbers.split(ones)])
-        return np.asarray(numbers.joined(old))[:, 0]
-
-    one_each = rows(np.eye(len(colours)))
-    together = rows(np.eye(colours.max() + 1)[:, colours])[colours]
-    return np.where(found.reads, together, 0), one_each, found, colours
-
-
-@pytest.mark.slow
-def test_colours_give_the_dense_derivative_and_a_missing_entry_is_seen():
-    case = models.case('conv1d')
-    got, want, found, colours = by_colours_and_by_rows(case)
-    assert colours.max() + 1 < len(colours) and not found.reads.all()
-    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(found.reads, want != 0)
-    gone = tuple(np.argwhere(found.reads)[3])
-    got, want, _, _ = by_colours_and_by_rows(case, [gone])
-    assert abs(got - want).max() > 1e-3

@@ -168,13 +168,6 @@ def test_element_wise_weights_of_every_shape_learn(rule, shape):
         assert_close(one, bptt(cell, params, H))
 
 
-@pytest.mark.slow
-def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
-    xs = np.zeros((11, 0, I))
-    grads, _ = learn(leaky, rules.d_rtrl(), {'w': W}, np.zeros((0, N)), xs, xs, loss)
-    np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
-
-
 def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
     def noisy(p, c, x):
         key, now = jax.random.split(c['key'])

@@ -173,14 +173,6 @@ def test_a_lane_that_starts_anew_has_no_trace():
 
 
 @pytest.mark.slow
-def test_traces_in_bfloat16_are_shown_as_numbers():
-    *_, seen = observed(rules.d_rtrl(trace_dtype=jnp.bfloat16), 2)[1]
-    e = seen.after['W'][group_of(seen)]['weight'][0]
-    assert e.dtype == jnp.bfloat16
-    assert_close(e, e.astype(jnp.bfloat16), relative=0)
-
-
-@pytest.mark.slow
 def test_quantities_are_shown_as_mantissas():
     def with_units(p, h, x):
         h = 0.9 * h + braintrace.matmul(x, p)

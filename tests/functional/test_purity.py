@@ -12,10 +12,9 @@ import numpy as np
 import optax
 import pytest
 
-from braintrace import functional, rules
+from braintrace import functional
 from braintrace.errors import EtpShapeError
 from tests.compare import assert_close
-from tests.memory import resident_bytes
 from tests.precision import float64 as float64
 
 from .plain import D_RTRL, ES, both_rules, carry, cell, data, drawn, loss, params, started
@@ -158,20 +157,3 @@ def used(call, rule=D_RTRL):
 def test_nothing_of_a_learner_outlives_it(call):
     left_of(lambda: used(call), 1)  # what is made once for the process
     assert left_of(lambda: used(call), 1) == (0, 0)
-
-
-@pytest.mark.nightly
-def test_a_search_over_rates_and_models_stays_flat():
-    def searched():
-        def call(learner, p, state, xs, ys):
-            for rate in (0.1, 0.01):
-                sequence_update(learner, p, state, xs, ys, optax.sgd(rate))
-            grad(learner, p, state, xs, ys)
-
-        return used(call, rules.es_d_rtrl(0.9))
-
-    left_of(searched, 5)
-    before = resident_bytes()
-    assert left_of(searched, 50) == (0, 0)
-    # at 2 arrays and a program for each it is above 100 MiB
-    assert resident_bytes() - before < 60 * 2**20

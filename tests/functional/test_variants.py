@@ -2,7 +2,7 @@
 in pieces; a trace that is dropped, no rule, several seeds in one program.
 """
 
-from functools import partial, reduce
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import braintrace
+from braintrace import functional
 from tests import oracles
 from tests.compare import added, assert_close
 from tests.late import LATE
@@ -114,28 +115,23 @@ def test_without_a_rule_a_gradient_is_that_of_its_step_alone():
 @pytest.mark.slow
 def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     learner, start = started(cell, None)
-    flags, fresh, (xs, ys) = np.arange(4) == 3, jnp.ones((B, N)), (a[:4] for a in data())
-    run, first = jax.jit(learner.sequence_update(loss, OPTIMIZER, update_every=2)), params()
-    reset = jnp.asarray(flags), fresh
-    got, _, _, end, *_ = run(first, OPTIMIZER.init(first), start, xs, ys, reset=reset)
-    want, opt_state, h = first, OPTIMIZER.init(first), start.carry
-
-    @jax.jit
-    def grad(p, olds, xs, ys):
-        return jax.grad(lambda p: jnp.mean(jax.vmap(partial(of_step, p))(olds, xs, ys)))(p)
-
-    def of_step(p, h, x, y):
-        return loss(cell(p, h, x)[0], y)
-
+    (xs, ys), flags, fresh = (a[:4] for a in data()), jnp.arange(4) == 3, jnp.ones((B, N))
+    run, p, state = (
+        jax.jit(learner.sequence_update(loss, OPTIMIZER, update_every=2)),
+        params(),
+        start,
+    )
+    got = run(p, OPTIMIZER.init(p), start, xs, ys, reset=(flags, fresh))
+    grad, opt_state = jax.jit(learner.grad(loss)), OPTIMIZER.init(p)
     for k in (0, 2):
-        olds = []
+        found = []
         for i in (k, k + 1):
-            olds.append(fresh if flags[i] else h)
-            h = cell(want, olds[-1], xs[i])[1]
-        grads = grad(want, jnp.stack(olds), xs[k : k + 2], ys[k : k + 2])
-        updates, opt_state = OPTIMIZER.update(grads, opt_state)
-        want = optax.apply_updates(want, updates)
-    assert_close((got, end.carry), (want, h), 1e-12)
+            of_step = grad(p, functional.reset(state, flags[i], fresh), xs[i], ys[i])
+            found, state = [*found, of_step.grads], of_step.state
+        mean = jax.tree.map(lambda g: g / 2, added(found))
+        updates, opt_state = OPTIMIZER.update(mean, opt_state)
+        p = optax.apply_updates(p, updates)
+    assert_close((got.params, got.state.carry), (p, state.carry), 1e-12)
 
 
 @pytest.mark.tier(quick=0)

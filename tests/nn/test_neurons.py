@@ -21,17 +21,6 @@ def run(units, current, steps, batch_size=None):
     return np.stack([np.asarray(units(current)) for _ in range(steps)])
 
 
-@pytest.mark.slow
-@neurons
-def test_parameters_may_differ_between_units(name):
-    tau, R = np.array([2.0, 20.0]), np.array([[1.0], [3.0]])
-    together = run(NEURONS[name]((2, 2), tau=tau, R=R), jnp.ones((2, 2)), 20)
-    for i, j in [(0, 0), (1, 0), (1, 1)]:
-        alone = run(NEURONS[name](1, tau=tau[j], R=R[i, 0]), jnp.ones(1), 20)
-        np.testing.assert_array_equal(together[:, i, j], alone[:, 0])
-    assert len({*together.sum(0).ravel()}) > 1
-
-
 def test_after_a_spike_the_potential_is_held_for_the_refractory_time():
     units = nn.LIF(1, tau=1.0, tau_ref=3, spk_reset='hard')
     units.init_state()
