@@ -59,18 +59,6 @@ def test_moving_there_and_back_is_not_mixing():
     assert not graph_of(cell, W, H, X).diagnostics
 
 
-def test_fused_gates_are_followed_to_their_positions():
-    def cell(w, h, x):
-        z, g = jnp.split(drive(w, x, h), 2, -1)
-        h = jax.nn.sigmoid(z) * h + jnp.tanh(g)
-        return h, h
-
-    (relation,) = graph_of(cell, jnp.ones((I + N, 2 * N)), H, X).hidden_param_op_relations
-    (coordinates,) = relation.coordinates
-    assert coordinates.positions.shape == (B, 2 * N)
-    assert (coordinates.positions[:, :N] == coordinates.positions[:, N:]).all()
-
-
 def test_a_trace_with_the_batch_in_front_says_so_of_a_state_behind_a_change_of_shape():
     def cell(p, h, x):
         y = braintrace.matmul(x, p['w'])

@@ -423,13 +423,8 @@ def test_a_primitive_without_a_row_is_cut_by_its_name():
 def literal_names(tree: ast.Module):
     """Line and names of each literal that holds several names of primitives, and no other words."""
     for node in ast.walk(tree):
-        items = (
-            node.elts
-            if isinstance(node, ast.Set | ast.List | ast.Tuple)
-            else node.keys
-            if isinstance(node, ast.Dict)
-            else ()
-        )
+        kept = 'keys' if isinstance(node, ast.Dict) else 'elts'
+        items = getattr(node, kept, ())
         words = [item.value for item in items if isinstance(item, ast.Constant)]
         if len(words) > 1 and len(words) == len(items) and set(words) <= TABLE.keys():
             yield node.lineno, words
@@ -448,7 +443,5 @@ def test_no_other_file_of_the_compiler_and_the_executor_lists_primitives():
 
 def test_a_literal_that_lists_primitives_is_found():
     source = "A = {'add', 'mul'}\nif name in ('cond', 'scan'): pass\nB = {'add': 1, 'other': 2}"
-    assert [words for _, words in literal_names(ast.parse(source))] == [
-        ['add', 'mul'],
-        ['cond', 'scan'],
-    ]
+    found = [words for _, words in literal_names(ast.parse(source))]
+    assert found == [['add', 'mul'], ['cond', 'scan']]

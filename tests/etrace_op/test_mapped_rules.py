@@ -8,12 +8,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from braintrace import _etrace_op as ops
-from braintrace._compiler import Coordinates, OpUse
-from braintrace._rules import contraction, entries, layout
 from braintrace.errors import RuleContractError
 from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
@@ -280,103 +277,3 @@ def test_the_number_of_outputs_of_an_original_is_known_from_its_mapped_form():
     assert primitive.multiple_results and primitive.mapped((0, 0)).multiple_results
     with pytest.raises(RuleContractError, match='one array in one call and a tuple in another'):
         primitive.bind(jnp.ones(2), jnp.ones(2), several=False)
-
-
-def use(case) -> OpUse:
-    """The application of a case's primitive that the compiler would find."""
-    shape = lambda a: None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype)
-    x, weights = case.draw()
-    slots = case.primitive.trainable_invars(case.params)
-    of_x, places = None if x is None else 100, {n: (i,) for n, i in slots.items()}
-    avals = shape(x), case.y, {n: shape(w) for n, w in weights.items()}
-    found = 'w', 0, case.primitive, case.rule_params, of_x, 101, slots, slots, places, True, 'here'
-    return OpUse(*found, *avals)
-
-
-def over_time(case, coords, steps: int = 3):
-    """x, weights, and the factors of two states at the coordinates, for a few steps."""
-    rng = np.random.default_rng(7)
-    x, weights = case.draw()
-    xs = None if x is None else jnp.asarray(rng.normal(size=(steps, *x.shape)))
-    ds = tuple(jnp.asarray(rng.normal(size=(steps, *coords.shape))) for _ in range(2))
-    return xs, weights, ds
-
-
-def at(tree, t: int):
-    """One step of what has time in front."""
-    return jax.tree.map(lambda a: a[t], tree)
-
-
-def stored(entry):
-    """An entry as a trace stores it, and the flag by which all lanes count."""
-    return layout.by_name(entry, entry[0]), jnp.array(True)
-
-
-def zeros(op, coords):
-    """The empty entry of two states."""
-    return layout.by_state(entries.apart(entries.OpTrace(op, coords).zeros(2)))
-
-
-@pytest.mark.tier(quick=1)
-@table([*SOME, *TWICE, *THRICE], ALONE, [])
-def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
-    """Zeros, one step's entries, their sum over time as one contraction, and the gradient from
-    it.
-    """
-    op, coords = use(case), Coordinates(case.y.shape, case.y.shape, None)
-    xs, weights, ds = over_time(case, coords)
-    steps = range(3)
-
-    @cases.compiled
-    def run(xs, weights, ds, signal):
-        own = entries.OpTrace(op, coords, weights)
-        made = [own.instant(at(xs, t), at(ds, t)) for t in steps]
-        entry = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), made)
-        delta = signal[0] * ds[0] + signal[1] * ds[1]
-        each = [cases.gradient(case, at(xs, t), delta[t], weights) for t in steps]
-        exact = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), each)
-        return {
-            'accumulate': (own.accumulate(xs, ds), entry),
-            'solve': (own.solve(signal, *stored(entry)), exact),
-            'op_gradient': (contraction.op_gradient(op, xs, delta, weights), exact),
-        }
-
-    signal = jax.tree.map(lambda d: d + 1, at(ds, 0))
-    for got, expected in run(xs, weights, ds, signal).values():
-        assert_close(got, expected)
-    assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(
-        jnp.shape, entries.OpTrace(op, coords, weights).instant(at(xs, 0), at(ds, 0))
-    )
-
-
-@pytest.mark.tier(quick=1)
-@pytest.mark.parametrize(
-    'case',
-    [
-        mapped(mv, (None, 0, None)),
-        mapped(lora, (0, 0, 0, None)),
-        mapped(mv, (0, None, None)),
-        mapped(cases.Case('elemwise', ops.etp_elemwise_p, None, {'weight': (3,)}), (0,)),
-        mapped(PAIR, (0, 0)),
-        mapped(PAIR, (0, None)),
-    ],
-    ids=str,
-)
-def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_position(case):
-    """The state has an axis of four in front of y; the gradient sums over it."""
-    op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, added=1)
-    xs, weights, ds = over_time(case, coords)
-    x, d, signal = at(xs, 0), at(ds, 0), at(ds, 1)
-    own = entries.OpTrace(op, coords, weights)
-    entry = own.instant(x, d)
-    assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(jnp.shape, entry)
-    assert all(e.shape[0] == 4 for e in jax.tree.leaves(entry))
-    delta = (signal[0] * d[0] + signal[1] * d[1]).sum(0)
-    expected = cases.gradient(case, x, delta, weights)
-    assert_close(own.solve(signal, *stored(entry)), expected)
-    a, b = at(ds, 2)
-    carried = own.carry(((a, -b), (None, a)), entry)
-    delta = (signal[0] * (a * d[0] - b * d[1]) + signal[1] * a * d[1]).sum(0)
-    expected = cases.gradient(case, x, delta, weights)
-    assert_close(own.solve(signal, *stored(carried)), expected)
-    assert own.zeros_pp(2).shape == (*coords.shape, 2)

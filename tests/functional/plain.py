@@ -34,6 +34,10 @@ def loss(out, target):
     return ((out - target) ** 2).sum()
 
 
+def sines(out, _=None):
+    return jnp.sum(jnp.sin(out))
+
+
 def drawn(*shape, seed: int = 0):
     return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape))
 

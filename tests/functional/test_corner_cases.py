@@ -13,11 +13,11 @@ import braintrace
 from braintrace import functional, rules
 from tests import oracles
 from tests.compare import added, assert_close
+from tests.functional.plain import B, I, N, T, both_rules, sines
 from tests.gradients.harness import assert_exact, learn
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
-B, I, N, T = 2, 3, 4, 5  # noqa: E741
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(T, B, I))
 W, W2, A, LANES = (0.5 * RNG.normal(size=s) for s in ((I, N), (I, N), N, (B, N)))
@@ -25,26 +25,17 @@ H, G = RNG.normal(size=(B, N)), RNG.normal(size=(B, 2))
 mm = braintrace.matmul
 
 
-both_rules = pytest.mark.parametrize(
-    'rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda rule: rule.name
-)
-
-
-def loss(out, _):
-    return jnp.sum(jnp.sin(out))
-
-
 def bptt(cell, params, carry, steps=T):
-    return oracles.by_time(cell, params, carry, X[:steps], X[:steps], loss)
+    return oracles.by_time(cell, params, carry, X[:steps], X[:steps], sines)
 
 
 def online(cell, params, carry, rule, window=None, steps=T, **given):
     """The gradient, and the learner."""
-    return learn(cell, rule, params, carry, X[:steps], X[:steps], loss, window, given)
+    return learn(cell, rule, params, carry, X[:steps], X[:steps], sines, window, given)
 
 
 def check(cell, params, carry, window=2):
-    return assert_exact(cell, rules.d_rtrl(), params, carry, X, X, loss, window)
+    return assert_exact(cell, rules.d_rtrl(), params, carry, X, X, sines, window)
 
 
 def leaky(p, h, x, drive=lambda p, x: jnp.tanh(mm(x, p['w']))):
@@ -127,7 +118,7 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     params, flags = {'a': LANES, 'w': W}, jnp.zeros((T, B), bool).at[2, 0].set(True)
     whole, _ = online(cell, params, H, rule, window=3, reset=(flags, H))
     learner = functional.online(cell, rule)
-    state, found, grad = learner.init(params, H, X[0]), [], jax.jit(learner.grad(loss))
+    state, found, grad = learner.init(params, H, X[0]), [], jax.jit(learner.grad(sines))
     for t in range(T):
         # not `functional.reset`, which also clears the array: only t says here that the lane is new
         fresh = functional.reset(state, flags[t], H)
@@ -180,7 +171,7 @@ def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
     first, *others = (jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in states)
     assert all(other == first for other in others)
     assert_close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
-    grads = learner.grad(loss)({'w': W}, states[1], X[0], None).grads
+    grads = learner.grad(sines)({'w': W}, states[1], X[0], None).grads
     assert_close(grads, bptt(noisy, *args[:2], steps=1))
 
 

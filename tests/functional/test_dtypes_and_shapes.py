@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import saiunit as u
 
-from braintrace import functional, rules
+from braintrace import functional
 from tests import oracles
 from tests.compare import RELATIVE, assert_close, assert_same_kinds
+from tests.functional.plain import D_RTRL as D
+from tests.functional.plain import ES, both_rules
 from tests.models.library import LibraryOps
 from tests.models.ops import JaxOps
 from tests.precision import float64 as float64
@@ -22,9 +24,6 @@ from tests.tiers import first, in_turn, pairwise
 
 B, I, N, T = 2, 3, 4, 6  # noqa: E741
 RNG = np.random.default_rng(3)
-D, ES = rules.d_rtrl(), rules.es_d_rtrl(0.8)
-slow = pytest.mark.slow
-both = pytest.mark.parametrize('rule', [D, pytest.param(ES, marks=slow)], ids=lambda r: r.name)
 Library, Plain = LibraryOps(), JaxOps()
 
 
@@ -90,7 +89,7 @@ def beside(constant, ops, p, c, x):
     return h + constant(c['mean']) ** 2, {'h': h, 'mean': mean}
 
 
-@both
+@both_rules
 def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
     params, want = {'w': W}, {'h': V, 'mean': draw(B, N)}
     cell = partial(beside, lambda h: h, Library)
@@ -194,7 +193,7 @@ def test_axes_of_size_one_and_zero(size, window, rule):
     assert state.t.shape == carry.shape[:-1] and (state.t == T).all()
 
 
-@both
+@both_rules
 def test_an_empty_batch_can_be_stepped_and_reset(rule):
     params, carry, xs = sized(0, I, N)
     learner = functional.online(partial(leaky, Library), rule)
@@ -233,7 +232,7 @@ def reduced(ops, p, h, x):
     return h, h
 
 
-@both
+@both_rules
 def test_a_scalar_hidden_state_driven_by_a_matrix(rule):
     params, xs = {'w': draw(I, 1)}, X[:, 0]
     data = params, np.array(0.3), xs[: T if rule is D else 1]

@@ -134,17 +134,15 @@ def test_a_tuple_is_what_the_cell_takes_also_before_init(one):
         return h, h
 
     cell = (lambda p, h, x: joined(p, h, *x)) if one else joined
-    p, h, xs, ys = jnp.ones((5, 3)) / 3, CARRY, (XS, YS), YS
+    p, xs, ys, first = jnp.ones((5, 3)) / 3, (XS, YS), YS, (XS[0], YS[0])
     fresh, known = functional.online(cell), functional.online(cell)
-    first = jax.tree.map(lambda x: x[0], xs)
-    state = known.init(p, h, *((first,) if one else first))
-    square = lambda y, target: jnp.mean((y - target) ** 2)  # noqa: E731
+    state = known.init(p, CARRY, *((first,) if one else first))
+    want = verify.bptt_gradients(cell, p, CARRY, xs, ys, loss) / T
+    of_step = jax.grad(lambda p: loss(joined(p, CARRY, *first)[0], ys[0]))(p)
     for learner in fresh, known:
-        single = learner.grad(square)(p, state, first, ys[0]).grads
-        whole = jax.jit(learner.sequence_grad(square))(p, state, xs, ys).grads
-        want = jax.grad(lambda p: square(joined(p, h, *first)[0], ys[0]))(p)
-        np.testing.assert_allclose(single, want, 1e-5)
-        want = verify.bptt_gradients(cell, p, h, xs, ys, square) / T
+        single = learner.grad(loss)(p, state, first, ys[0]).grads
+        np.testing.assert_allclose(single, of_step, 1e-5)
+        whole = jax.jit(learner.sequence_grad(loss))(p, state, xs, ys).grads
         np.testing.assert_allclose(whole, want, 1e-5, 1e-7)
 
 
@@ -172,17 +170,17 @@ def test_a_rule_is_shown_as_the_call_that_made_it_and_saved_as_what_it_is():
     rule = rules.e_prop(0.9, 'random')
     same = rules.d_rtrl().filtered(0.9).with_feedback(braintrace.Feedback('random'))
     assert rule == same and hash(rule) == hash(same) and rule.own_call == repr(same)
-    assert repr(rule) == "e_prop(kappa=0.9, feedback='random')"
-    assert [repr(r) for r in (rules.rflo(), rules.otpe(0.5), rules.ostl(False))] == [
-        'rflo()',
-        'otpe(0.5)',
-        'ostl(recurrent=False)',
-    ]
-    assert repr(rules.e_prop(0.9).filtered(0.5)) == 'd_rtrl().filtered(0.5)'
+    for made, shown in (
+        (rule, "e_prop(kappa=0.9, feedback='random')"),
+        (rules.rflo(), 'rflo()'),
+        (rules.otpe(0.5), 'otpe(0.5)'),
+        (rules.ostl(False), 'ostl(recurrent=False)'),
+        (rules.e_prop(0.9).filtered(0.5), 'd_rtrl().filtered(0.5)'),
+    ):
+        assert repr(made) == shown
     learner = functional.online(cell, rules.e_prop())
-    assert 'e_prop()' in repr(learner)
     jax.eval_shape(learner.init, {'w': W}, CARRY, XS[0])
-    assert str(learner.report).startswith('e_prop(): ')
+    assert 'e_prop()' in repr(learner) and str(learner.report).startswith('e_prop(): ')
     assert learner.fingerprint()['rule'] == 'd_rtrl()'
 
 

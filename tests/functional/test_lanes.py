@@ -9,7 +9,9 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 from braintrace.errors import OptionError, StructureError
+from tests import oracles
 from tests.compare import assert_close
+from tests.functional.plain import sines
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other
@@ -42,10 +44,6 @@ FLAGS = np.zeros((T, B), bool)
 FLAGS[2, 0] = FLAGS[4, 1] = FLAGS[4, 2] = True
 
 
-def loss(out, _):
-    return jnp.sum(jnp.sin(out))
-
-
 def lane_by_lane():
     """Each stretch of each lane between resets, from the start: outputs per (time, lane)."""
     found = np.zeros((T, B, N))
@@ -64,19 +62,19 @@ def by_single_steps(learner, carry, state):
     for t in range(T):
         state = restart(state, FLAGS[t], carry)
         out, state = step(PARAMS, state, XS[t])
-        losses.append(loss(out, None))
+        losses.append(sines(out, None))
     return np.array(losses), state
 
 
 def by_sequence_grad(learner, carry, state):
-    run = jax.jit(learner.sequence_grad(loss, window=4))
+    run = jax.jit(learner.sequence_grad(sines, window=4))
     found = run(PARAMS, state, XS, XS, reset=(FLAGS, carry))
     return found.losses, found.state
 
 
 def by_sequence_update(learner, carry, state):
     run, given = (
-        jax.jit(learner.sequence_update(loss, optax.sgd(0.0), update_every=2)),
+        jax.jit(learner.sequence_update(sines, optax.sgd(0.0), update_every=2)),
         (FLAGS, carry),
     )
     found = run(PARAMS, optax.sgd(0.0).init(PARAMS), state, XS, XS, reset=given)
@@ -112,17 +110,9 @@ def clocked(p, c, x):
 H = np.zeros((B, N))
 
 
-def by_hand(cell, params, first, xs, flags):
+def by_time(cell, params, first, xs, flags):
     """The gradient of all losses, where lanes start anew at the flags."""
-
-    def total(p):
-        def one(h, at):
-            out, h = cell(p, jnp.where(at[1][:, None], first, h), at[0])
-            return h, loss(out, None)
-
-        return jax.lax.scan(one, first, (xs, flags))[1].sum()
-
-    return jax.grad(total)(params)
+    return oracles.by_time(cell, params, first, xs, xs, sines, reset=(flags, first))
 
 
 UNKNOWN = {
@@ -136,12 +126,11 @@ UNKNOWN = {
 @pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(name):
     cell, first, words = UNKNOWN[name]
-    carry = {'h': H, name: first}
-    learner = functional.online(cell, rules.d_rtrl())
+    learner, carry = functional.online(cell), {'h': H, name: first}
     state = learner.init(PARAMS, carry, XS[0])
     for reset in (
         lambda: functional.reset(state, FLAGS[2], carry),
-        lambda: learner.sequence_grad(loss)(PARAMS, state, XS, XS, reset=(FLAGS, carry)),
+        lambda: learner.sequence_grad(sines)(PARAMS, state, XS, XS, reset=(FLAGS, carry)),
     ):
         with pytest.raises(StructureError) as error:
             reset()
@@ -212,7 +201,7 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
         functional.reset(state, FLAGS[2], carry)
 
     def gradient(learner, state):
-        run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=4))
+        run = jax.jit(learner.sequence_grad(sines, reduction='sum', window=4))
         return run(params, state, XS, XS, reset=(FLAGS, carry)).grads
 
     for way in (at_once, gradient) if told else ():
@@ -220,7 +209,7 @@ def test_the_batch_is_found_or_the_advice_for_it_works(name):
             way(*started())
     learner, state = started(policy=braintrace.Policy(batched=('h',))) if told else started()
     at_once(learner, state)
-    assert_close(gradient(learner, state), by_hand(cell, params, carry['h'], XS, FLAGS))
+    assert_close(gradient(learner, state), by_time(cell, params, carry['h'], XS, FLAGS))
 
 
 @pytest.mark.parametrize('window', [4, 12])
@@ -230,15 +219,14 @@ def test_windows_write_the_samples_that_an_op_folds_into_its_rows(window):
     flags = flags.at[[5, 14, 17], [0, 1, 2]].set(True)
     _, params, _ = BATCHES['patched']
     learner = functional.online(patched)
-    run = jax.jit(learner.sequence_grad(loss, reduction='sum', window=window))
+    run = jax.jit(learner.sequence_grad(sines, reduction='sum', window=window))
     found = run(params, learner.init(params, H, xs[0]), xs, xs, reset=(flags, H)).grads
-    assert_close(found, by_hand(patched, params, H, xs, flags))
+    assert_close(found, by_time(patched, params, H, xs, flags))
 
 
 def test_an_axis_of_a_mesh_for_a_batch_that_is_not_known_is_refused():
-    params = {'w': jnp.zeros(N)}
-    learner = functional.online(gated, rules.d_rtrl())
-    learner.init(params, jnp.asarray(H), XS[0])
+    learner = functional.online(gated)
+    learner.init({'w': jnp.zeros(N)}, jnp.asarray(H), XS[0])
     with pytest.raises(OptionError, match=r"batch_axis is 'data'.*Policy\(batched="):
         learner.partition_specs(batch_axis='data')
 
@@ -298,13 +286,10 @@ def test_the_step_count_stays_at_the_largest_number(rule):
         h = 0.8 * h + drive(p, h, x)
         return h, h
 
-    learner = functional.online(cell, rule)
-    state = learner.init(PARAMS, H, XS[0])
-    _, state = learner.step(PARAMS, state, XS[0])
-    last = state.replace(t=jnp.full(B, np.iinfo(np.int32).max, np.int32))
-    run = jax.jit(learner.sequence_grad(loss, window=2))
-    grads, _, _, end = run(PARAMS, last, XS, XS)
-    want, *_ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
-    most = [np.iinfo(np.int32).max] * B
-    assert end.t.tolist() == learner.step(PARAMS, last, XS[0])[1].t.tolist() == most
-    np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
+    learner, most = functional.online(cell, rule), np.iinfo(np.int32).max
+    _, state = learner.step(PARAMS, learner.init(PARAMS, H, XS[0]), XS[0])
+    late, last = (state.replace(t=jnp.full(B, n, np.int32)) for n in (10_000, most))
+    run = jax.jit(learner.sequence_grad(sines, window=2))
+    found, want = run(PARAMS, last, XS, XS), run(PARAMS, late, XS, XS)
+    assert found.state.t.tolist() == learner.step(PARAMS, last, XS[0])[1].t.tolist() == [most] * B
+    assert_close(found.grads, want.grads, 1e-10)

@@ -13,6 +13,7 @@ import braintrace
 from braintrace import functional, nn, rules
 from tests import oracles
 from tests.compare import assert_close, assert_same_kinds
+from tests.functional.plain import loss
 from tests.settings import FLOAT64, OTHERS, STRICT, under
 from tests.tiers import slow
 
@@ -74,10 +75,6 @@ def flowing(p, c, x):
 def echo(p, c, x):
     h = jnp.tanh(0.8 * c['h'] + jnp.concatenate([x, c['h'][:, :1]], -1))
     return h @ p['out'], {'h': h}
-
-
-def loss(o, y):
-    return ((o - y) ** 2).sum()
 
 
 def penalised(o, y):
@@ -213,11 +210,10 @@ def test_calls_run_with_checks_and_another_generator(name):
 def test_an_echo_state_learns_in_exact_windows():
     """Nothing is traced where no parameter reaches a state: reverse mode is the whole."""
     with jax.enable_x64(True):
-        p, h, x, y = jax.tree.map(lambda a: a.astype(float), (P, carry(echo), XS, YS))
-
-        want = oracles.by_time(echo, p, h, x, y, loss)['out']
+        data = *jax.tree.map(lambda a: a.astype(float), (P, carry(echo), XS, YS)), loss
+        want = oracles.by_time(echo, *data)['out']
         for rule in (rules.rtrl(), rules.snap(2), rules.d_rtrl()):
-            learner = functional.online(echo, rule, mark='auto')
-            run = jax.jit(learner.sequence_grad(loss, window=3, inside='exact', reduction='sum'))
-            got = run(p, learner.init(p, h, x[0]), x, y)[0]['out']
-            assert_close(got, want)
+            run = functional.online(echo, rule, mark='auto')
+            grad = jax.jit(run.sequence_grad(loss, window=3, inside='exact', reduction='sum'))
+            p, h, xs, ys, _ = data
+            assert_close(grad(p, run.init(p, h, xs[0]), xs, ys).grads['out'], want)

@@ -18,7 +18,7 @@ import braintrace
 from braintrace import functional, rules
 from tests import models, oracles
 from tests.compare import errors
-from tests.functional.plain import on_devices
+from tests.functional.plain import loss, on_devices
 from tests.gradients.harness import learn
 from tests.late import LATE
 from tests.models.library import LibraryOps
@@ -36,10 +36,6 @@ def cell(p, c, x):
     y = braintrace.matmul(jnp.concatenate([x, c['h']], -1), p['w'], p['b'])
     h = braintrace.element_wise(p['leak'], fn=jax.nn.sigmoid) * c['h'] + jnp.tanh(y)
     return h @ p['out'], {'h': h, **{k: n + 1 for k, n in c.items() if k != 'h'}}
-
-
-def loss(out, y):
-    return ((out - y) ** 2).sum()
 
 
 def setting():

@@ -17,9 +17,9 @@ import braintrace
 from braintrace import functional, rules
 from braintrace.errors import StructureError
 from tests.compare import assert_close
+from tests.functional.plain import ROOT, loss
 from tests.late import LATE
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.adam(1e-2)
 RULES = {
     'pending': LATE,
@@ -34,10 +34,6 @@ def cell(p, c, x):
     y = braintrace.matmul(jnp.concatenate([x, c['h']], -1), p['w'])
     h = 0.7 * c['h'] + jnp.tanh(y) + 0.1 * jax.random.normal(own, y.shape)
     return h, {'h': h, 'key': key, 'steps': c['steps'] + 1, 'v': 0.5 * c['v'] + x.sum() * u.mV}
-
-
-def loss(out, y):
-    return ((out - y) ** 2).sum()
 
 
 def start(rule):
@@ -92,9 +88,7 @@ def test_another_process_goes_on_bit_by_bit(tmp_path):
     functional.save_state(tmp_path / 'middle', middle)
     env = dict(os.environ, PYTHONPATH=str(ROOT), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
     code = f'from {__name__} import resume; resume({str(tmp_path)!r})'
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code], env=env, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     got = functional.load_state(tmp_path / 'end', kept)
     assert_close(numbers(got), numbers(go_on(learner, middle, 5)), 0)
