@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import braintrace
 from tests import xla
@@ -86,7 +87,7 @@ def own_loop():
             grads, _, _, state = learner.grad(loss)(params, state, *at)
             return (state, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), None
 
-        return jax.lax.scan(step, (state, params), (xs, ys))[0]
+        return lax.scan(step, (state, params), (xs, ys))[0]
 
     return optimised(run, state, PARAMS, XS, YS)
 
@@ -254,7 +255,7 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
 
 @pytest.mark.parametrize('layout', [('NHWC', 'HWIO', 'NHWC'), ('NCHW', 'OIHW', 'NCHW')])
 def test_in_a_loop_a_convolution_and_its_derivatives_stand_in_the_order_that_is_fast(layout):
-    axes = jax.lax.conv_dimension_numbers((1,) * 4, (1,) * 4, layout)
+    axes = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, layout)
     xs = draw(T, *np.array([B, 3, 8, 8])[np.argsort(axes.lhs_spec)])
     kernel = draw(*np.array([5, 3, 3, 3])[np.argsort(axes.rhs_spec)])
 
@@ -263,7 +264,7 @@ def test_in_a_loop_a_convolution_and_its_derivatives_stand_in_the_order_that_is_
             y, pull = jax.vjp(convolve, kernel, x)
             return jax.tree.map(jnp.add, total, pull(jnp.tanh(y))), None
 
-        return jax.lax.scan(step, (kernel, xs[0]), xs)[0]
+        return lax.scan(step, (kernel, xs[0]), xs)[0]
 
     def orders(convolve):
         text = optimised(functools.partial(run, convolve=convolve), kernel, xs).as_text()
@@ -271,7 +272,7 @@ def test_in_a_loop_a_convolution_and_its_derivatives_stand_in_the_order_that_is_
 
     ours = orders(lambda k, x: braintrace.conv(x, k, dimension_numbers=layout))
     assert len(ours) == 3 and set(ours) == {'b01f_01io->b01f'}
-    by_jax = lambda k, x: jax.lax.conv_general_dilated(x, k, (1, 1), 'SAME', None, None, layout)
+    by_jax = lambda k, x: lax.conv_general_dilated(x, k, (1, 1), 'SAME', None, None, layout)
     assert len(set(orders(by_jax))) == 3
 
 

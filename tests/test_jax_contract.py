@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax._src import sharding_impls as _shardings
 from jax.sharding import PartitionSpec as P
 
@@ -50,8 +51,8 @@ def test_tracing_does_not_see_an_outer_transformation():
         jax.vmap,
         jax.grad,
         jax.checkpoint,
-        lambda f: lambda x: jax.lax.cond(x > 0, f, f, x),
-        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2),
+        lambda f: lambda x: lax.cond(x > 0, f, f, x),
+        lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2),
     ],
     ids=['jit', 'vmap', 'grad', 'checkpoint', 'cond', 'scan'],
 )
@@ -131,7 +132,7 @@ def test_places_skip_every_file_of_the_package_but_the_cells():
         (lambda x: x[::-1], 'rev', {'dimensions'}),
         (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}),
         (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
-        (lambda x: jax.lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
+        (lambda x: lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
         (
             lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
             'broadcast_in_dim',
@@ -149,9 +150,9 @@ def test_data_movement_has_the_parameters_that_labels_read(fn, name, params):
 @pytest.mark.parametrize(
     'fn, name',
     [
-        (lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
-        (lambda x: jax.lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
-        (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'),
+        (lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
+        (lambda x: lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
+        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'),
         (jax.checkpoint(jnp.sin), 'remat2'),
     ],
 )
@@ -164,7 +165,7 @@ def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
 
 
 def test_stop_gradient_and_select_are_primitives():
-    eqns = equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
+    eqns = equations(lambda x: lax.stop_gradient(lax.select(x > 0, x, -x)), X)
     assert {'stop_gradient', 'select_n'} <= {e.primitive.name for e in eqns}
 
 
@@ -213,7 +214,7 @@ def scanned(reverse):
         first, second = carry
         return (first * a + x[0], second - b.sum()), (first * 3, x[1] + second)
 
-    return lambda a, b, first, second, xs: jax.lax.scan(
+    return lambda a, b, first, second, xs: lax.scan(
         lambda c, x: step(a, b, c, x), (first, second), xs, reverse=reverse, unroll=2
     )
 
@@ -234,9 +235,7 @@ def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse)
 
 def test_a_differentiated_scan_keeps_that_order():
     def grad(a, x):
-        return jax.grad(
-            lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum()
-        )(a)
+        return jax.grad(lambda v: lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum())(a)
 
     a, x = jnp.arange(1.0, 4.0), jnp.ones((4, 3)) / 2
     (call,) = equations(jax.jit(grad), a, x)
@@ -257,7 +256,7 @@ def test_the_constants_of_a_body_are_apart_from_its_operands():
 
 def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_carry():
     def loop(limit, by, one, two):
-        return jax.lax.while_loop(
+        return lax.while_loop(
             lambda c: c[0].sum() < limit[0], lambda c: (c[0] + by.sum(), c[1] * by[0]), (one, two)
         )
 
@@ -283,7 +282,7 @@ def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_ca
 def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     def choose(i, x, y):
         each = [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)]
-        return jax.lax.switch(i, each, x)
+        return lax.switch(i, each, x)
 
     eqn = the('cond', choose, index, X, X)
     branches = _jax.cond_branches(eqn)
@@ -295,7 +294,7 @@ def test_a_switch_has_its_index_then_what_every_branch_reads(index):
 
 
 def test_a_cond_lists_its_false_branch_first():
-    eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
+    eqn = the('cond', lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
     names = [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)]
     assert eqn.invars[0].aval.dtype == jnp.int32 and names == [['cos'], ['sin']]
 
@@ -323,7 +322,7 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
 def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
     captured, specs = jnp.arange(4.0), (P('a'), P(('a', 'b'), None))
     fn = jax.shard_map(
-        lambda x, y: (x['k'] + y + captured, jax.lax.psum(y, ('a', 'b'))),
+        lambda x, y: (x['k'] + y + captured, lax.psum(y, ('a', 'b'))),
         mesh=MESH,
         check_vma=check_vma,
         in_specs=specs,
@@ -354,15 +353,15 @@ def test_an_abstract_mesh_names_the_axes_and_the_sizes_of_a_shard_map():
     parts, _ = inside_a_shard_map(jnp.sin)
     assert parts.sizes == {'a': 4}
     with parts.named_axes():
-        assert jax.lax.axis_size('a') == 4
+        assert lax.axis_size('a') == 4
     with parts.manual_mesh():
         assert jax.sharding.get_abstract_mesh().manual_axes == ('a',)
 
 
 def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
     def body(x):
-        whole = jax.lax.all_gather(x, 'a', to='invarying')
-        return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + whole.sum(0)
+        whole = lax.all_gather(x, 'a', to='invarying')
+        return lax.pcast(lax.psum(x, 'a'), 'a', to='varying') + whole.sum(0)
 
     eqns = {e.primitive.name: e for e in inside_a_shard_map(body)[1]}
     assert set(eqns) == {'psum_invariant', 'pvary', 'all_gather_invariant', 'reduce_sum', 'add'}
@@ -373,8 +372,8 @@ def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
 
 def test_collectives_have_the_parameters_that_are_read():
     def body(x):
-        scattered = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
-        return jax.lax.ppermute(scattered + jax.lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
+        scattered = lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
+        return lax.ppermute(scattered + lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
 
     eqns = {e.primitive.name: set(e.params) for e in inside_a_shard_map(body)[1]}
     groups = {'axis_name', 'axis_index_groups', 'tiled'}
@@ -400,7 +399,7 @@ PARTS = inside_a_shard_map(jnp.sin)[0]
 
 def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
     def body(x):
-        scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
+        scanned = lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
         return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
 
     parts, _ = inside_a_shard_map(body)
@@ -434,7 +433,7 @@ def test_a_value_names_the_axes_that_it_is_mapped_along():
     seen = []
 
     def inner(x, y):
-        sums = jax.lax.psum(x, 'a'), jax.lax.psum(x + y, ('a', 'b'))
+        sums = lax.psum(x, 'a'), lax.psum(x + y, ('a', 'b'))
         seen.extend(map(_jax.mapped_axes, (x, y, x + y, jnp.ones(3), *sums)))
         return x
 
@@ -478,7 +477,7 @@ def test_varying_names_the_shards_along_which_a_value_differs():
     seen = []
 
     def body(x, y):
-        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'a'))))
+        seen.extend(map(_jax.varying, (x, y, x + y, lax.psum(x, 'a'))))
         return x
 
     fn = jax.shard_map(body, mesh=MESH, in_specs=(P('a'), P()), out_specs=P('a'))

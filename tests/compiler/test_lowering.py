@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import braintrace
 from braintrace import Policy, functional, rules
@@ -36,7 +37,7 @@ def scanned(length, decay=lambda p: 0.9):
         return lambda h, k: (decay(p) * h + 0.1 * jnp.tanh(mm(x * k, p['w'])), None)
 
     turns = jnp.arange(1.0, length + 1.0)
-    return shown(lambda p, h, x: jax.lax.scan(body(p, x), h, turns)[0])
+    return shown(lambda p, h, x: lax.scan(body(p, x), h, turns)[0])
 
 
 def names(learner):
@@ -69,7 +70,7 @@ def test_what_no_iteration_changes_is_evaluated_before_the_loop():
 def test_a_scan_over_weights_of_its_own_is_unrolled_whatever_the_limit():
     def cell(p, h, x):
         weights = jnp.stack([p['w'], 2 * p['w']])
-        return 0.5 * h + jax.lax.scan(lambda y, w: (jnp.tanh(mm(y, w)), None), x, weights)[0]
+        return 0.5 * h + lax.scan(lambda y, w: (jnp.tanh(mm(y, w)), None), x, weights)[0]
 
     learner, _ = compiled(shown(cell), unroll=0)
     assert [op.repeats for op in learner.graph.ops] == [(), ()]
@@ -87,7 +88,7 @@ def test_a_function_with_a_vmap_rule_of_its_own_is_entered_where_no_vmap_is():
 
 def test_a_branch_with_a_constant_predicate_is_taken_alone():
     def new_state(p, h, x):
-        return 0.5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
+        return 0.5 * h + lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
 
     learner, _ = compiled(shown(new_state))
     assert not {'exp', 'select_n'} & set(names(learner))
@@ -95,9 +96,9 @@ def test_a_branch_with_a_constant_predicate_is_taken_alone():
 
 def test_control_flow_off_the_path_is_left_as_it_is():
     def cell(p, h, x):
-        x = jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=20)[0]
+        x = lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=20)[0]
         h = 0.5 * h + mm(x, p['w'])
-        return jax.lax.cond(h.sum() > 0, jnp.sin, jnp.cos, h), h
+        return lax.cond(h.sum() > 0, jnp.sin, jnp.cos, h), h
 
     learner, _ = compiled(cell, refuse=('scan', 'cond'))
     assert {'scan', 'cond'} <= set(names(learner))
@@ -155,8 +156,8 @@ clean = shown(lambda p, h, x: 0.9 * h + mm(x, p['w']))
 def test_a_while_loop_in_a_branch_that_is_not_taken_does_not_run():
     def cell(p, h, x):
         h = 0.9 * h + mm(x, p['w'])
-        endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)
-        return jax.lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
+        endless = lambda h: lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)
+        return lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
 
     got, want = (gradients(of, rules.d_rtrl())['w'] for of in (shown(cell), clean))
     np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -171,7 +172,7 @@ def test_what_is_no_number_in_a_branch_that_is_not_taken_reaches_no_gradient(rul
 
     def cell(p, h, x):
         good = lambda h: 0.9 * h + mm(x, p['w'])
-        return jax.lax.cond(x.sum() > 1e9, lambda h: bad(h, p, x), good, h)
+        return lax.cond(x.sum() > 1e9, lambda h: bad(h, p, x), good, h)
 
     params = {**W, 'B': -jnp.ones((N, 2)), 'A': jnp.ones((2, N))}
     got = gradients(shown(cell), rule, params)
@@ -181,7 +182,7 @@ def test_what_is_no_number_in_a_branch_that_is_not_taken_reaches_no_gradient(rul
 
 def test_what_a_branch_that_is_not_taken_returns_of_parameters_alone_reaches_no_gradient():
     def cell(p, h, x):
-        h, scale = jax.lax.cond(
+        h, scale = lax.cond(
             x.sum() > 1e9, lambda h: (h, jnp.sqrt(0.0 * p['a'])), lambda h: (0.9 * h, p['a'] + 1), h
         )
         h = h + mm(x, p['w']) * scale
@@ -196,7 +197,7 @@ def test_two_uses_of_one_while_loop_are_judged_by_the_one_that_learns():
     @jax.jit
     def normal(v):
         halve = lambda c: (c[0] + 1, c[1] / (1 + jnp.sum(c[1] ** 2)))
-        return jax.lax.while_loop(lambda c: c[0] < 2, halve, (0, v))[1]
+        return lax.while_loop(lambda c: c[0] < 2, halve, (0, v))[1]
 
     with pytest.raises(NotSupportedError, match='test_lowering.py.*positions meet'):
         compiled(shown(lambda p, h, x: normal(0.9 * h + mm(x, p['w'])) + normal(x)))
@@ -204,14 +205,14 @@ def test_two_uses_of_one_while_loop_are_judged_by_the_one_that_learns():
 
 def read_inside_two_loops(p, h, x):
     def outer(h, k):
-        h, spikes = jax.lax.scan(
+        h, spikes = lax.scan(
             lambda h, j: (0.9 * h + 0.1 * jnp.tanh(mm(x * k * j, p['w'])),) * 2,
             h,
             jnp.arange(1.0, 4.0),
         )
         return h, jnp.sin(spikes[-1])
 
-    h, out = jax.lax.scan(outer, h, jnp.arange(1.0, 3.0))
+    h, out = lax.scan(outer, h, jnp.arange(1.0, 3.0))
     return out[-1], h
 
 
@@ -220,7 +221,7 @@ def recurrent_reversed(p, h, x):
         h = 0.8 * h + 0.2 * jnp.tanh(mm(x * k, p['w']) + mm(h, p['w']))
         return h, h
 
-    new, states = jax.lax.scan(body, h, jnp.arange(1.0, 4.0), reverse=True)
+    new, states = lax.scan(body, h, jnp.arange(1.0, 4.0), reverse=True)
     return new + states.sum(0) * jnp.sin(h), new
 
 
@@ -232,14 +233,14 @@ def fed_twice_by_a_sequence(p, h, x):
         y = jnp.tanh(mm(x * k, p['w']))
         return c, y + y[:, ::-1]
 
-    return 0.9 * h + jax.lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
+    return 0.9 * h + lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
 
 
 def test_a_sequence_that_is_alike_in_all_turns_needs_no_unrolling():
     """The state goes into the loop and comes out of it as a sequence."""
 
     def cell(p, h, x):
-        turns = jax.lax.scan(lambda c, h: (c, 0.3 * h), 0.0, jnp.stack([h, h, h]))[1]
+        turns = lax.scan(lambda c, h: (c, 0.3 * h), 0.0, jnp.stack([h, h, h]))[1]
         return turns.sum(0) + mm(x, p['w'])
 
     graph = compiled(shown(cell), unroll=0)[0].graph
@@ -264,7 +265,7 @@ def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(name, rule):
 def test_movement_that_cancels_over_a_loop_is_no_mixing():
     def cell(p, h, x):
         swap = lambda c, _: ((c[1], 0.9 * c[0]), None)
-        parts, _ = jax.lax.scan(swap, (h[:, :2], h[:, 2:]), None, length=2)
+        parts, _ = lax.scan(swap, (h[:, :2], h[:, 2:]), None, length=2)
         return jnp.concatenate(parts, 1) + mm(x, p['w'])
 
     assert not compiled(shown(cell), unroll=0)[0].graph.mixing

@@ -11,6 +11,7 @@ import jax.extend.core.primitives
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import braintrace
@@ -31,7 +32,7 @@ X = np.arange(1.0, 13).reshape(3, 4) / 13
 
 
 def known_to_jax() -> set[str]:
-    modules = jax.lax, jax.extend.core.primitives
+    modules = lax, jax.extend.core.primitives
     return {getattr(m, n).name for m in modules for n in dir(m) if n.endswith('_p')}
 
 
@@ -64,19 +65,19 @@ def equation(fn, *args):
 
 
 MOVEMENTS = {
-    'reshape': lambda x: jax.lax.reshape(x, (2, 6)),
-    'squeeze': lambda x: jax.lax.squeeze(x, (1,)),
-    'copy': jax.lax.copy_p.bind,
-    'transpose': lambda x: jax.lax.transpose(x, (1, 0)),
-    'rev': lambda x: jax.lax.rev(x, (1,)),
-    'slice': lambda x: jax.lax.slice(x, (0, 1), (3, 4), (2, 1)),
-    'broadcast_in_dim': lambda x: jax.lax.broadcast_in_dim(x, (3, 2, 4), (0, 2)),
-    'tile': lambda x: jax.lax.tile_p.bind(x, reps=(2, 1)),
-    'pad': lambda x: jax.lax.pad(x, 0.0, [(1, -1, 0), (0, 2, 1)]),
-    'concatenate': lambda x: jax.lax.concatenate([x, x], 1),
-    'stack': lambda x: jax.lax.stack_p.bind(x, x, axis=1),
-    'unstack': lambda x: jax.lax.unstack_p.bind(x, axis=1),
-    'split': lambda x: jax.lax.split(x, (1, 3), 1),
+    'reshape': lambda x: lax.reshape(x, (2, 6)),
+    'squeeze': lambda x: lax.squeeze(x, (1,)),
+    'copy': lax.copy_p.bind,
+    'transpose': lambda x: lax.transpose(x, (1, 0)),
+    'rev': lambda x: lax.rev(x, (1,)),
+    'slice': lambda x: lax.slice(x, (0, 1), (3, 4), (2, 1)),
+    'broadcast_in_dim': lambda x: lax.broadcast_in_dim(x, (3, 2, 4), (0, 2)),
+    'tile': lambda x: lax.tile_p.bind(x, reps=(2, 1)),
+    'pad': lambda x: lax.pad(x, 0.0, [(1, -1, 0), (0, 2, 1)]),
+    'concatenate': lambda x: lax.concatenate([x, x], 1),
+    'stack': lambda x: lax.stack_p.bind(x, x, axis=1),
+    'unstack': lambda x: lax.unstack_p.bind(x, axis=1),
+    'split': lambda x: lax.split(x, (1, 3), 1),
 }
 
 
@@ -105,7 +106,7 @@ COMPLEX = X + 1j * Y
 BITS = np.arange(12, dtype=np.int32).reshape(3, 4)
 PRIMITIVES = {
     p.name: p
-    for m in (jax.lax, jax.extend.core.primitives)
+    for m in (lax, jax.extend.core.primitives)
     for p in vars(m).values()
     if isinstance(p, _jax.Primitive)
 }
@@ -116,12 +117,11 @@ def bound(name, **params):
 
 
 def on(*args, names, **params):
-    """The same operands for each of these primitives, by the function of ``jax.lax``, if it has
+    """The same operands for each of these primitives, by the function of ``lax``, if it has
     one.
     """
     return {
-        name: (getattr(jax.lax, name, None) or bound(name, **params), *args)
-        for name in names.split()
+        name: (getattr(lax, name, None) or bound(name, **params), *args) for name in names.split()
     }
 
 
@@ -142,30 +142,27 @@ INSTANCES = {
     ),
     **on(X, Y, names='eq_to le_to lt_to add_any'),
     **on(COMPLEX, names='conj imag real'),
-    **on(
-        BITS,
-        names='clz not population_count',
-    ),
+    **on(BITS, names='clz not population_count'),
     **on(BITS, BITS[::-1], names='mulhi'),
-    'and': (jax.lax.bitwise_and, BITS, BITS[::-1]),
-    'or': (jax.lax.bitwise_or, BITS, BITS[::-1]),
-    'xor': (jax.lax.bitwise_xor, BITS, BITS[::-1]),
-    'not': (jax.lax.bitwise_not, BITS),
+    'and': (lax.bitwise_and, BITS, BITS[::-1]),
+    'or': (lax.bitwise_or, BITS, BITS[::-1]),
+    'xor': (lax.bitwise_xor, BITS, BITS[::-1]),
+    'not': (lax.bitwise_not, BITS),
     **on(BITS, BITS % 3, names='shift_left shift_right_arithmetic shift_right_logical'),
-    'acosh': (jax.lax.acosh, 1 + X),
-    'polygamma': (jax.lax.polygamma, np.ones_like(X), X),
-    'zeta': (jax.lax.zeta, 2 + X, Y),
+    'acosh': (lax.acosh, 1 + X),
+    'polygamma': (lax.polygamma, np.ones_like(X), X),
+    'zeta': (lax.zeta, 2 + X, Y),
     'polynomial': (bound('polynomial'), X, Y, Z),
-    'regularized_incomplete_beta': (jax.lax.betainc, X, Y, Z),
-    'integer_pow': (lambda x: jax.lax.integer_pow(x, 3), X),
-    'clamp': (jax.lax.clamp, Z, X, Y),
-    'select_n': (jax.lax.select_n, X > 0.5, X, Y),
+    'regularized_incomplete_beta': (lax.betainc, X, Y, Z),
+    'integer_pow': (lambda x: lax.integer_pow(x, 3), X),
+    'clamp': (lax.clamp, Z, X, Y),
+    'select_n': (lax.select_n, X > 0.5, X, Y),
     'convert_element_type': (lambda x: x.astype(jnp.float64), X.astype(np.float32)),
-    'reduce_precision': (lambda x: jax.lax.reduce_precision(x, 5, 2), X),
+    'reduce_precision': (lambda x: lax.reduce_precision(x, 5, 2), X),
     'stop_gradient': (bound('stop_gradient'), X),
     'name': (lambda x: checkpoint_name(x, 'x'), X),
     'device_put': (lambda x: jax.device_put(x, jax.devices()[0]), X),
-    'optimization_barrier': (lambda x, y: jax.lax.optimization_barrier((x, y)), X, Y),
+    'optimization_barrier': (lambda x, y: lax.optimization_barrier((x, y)), X, Y),
     **{
         f'reduce_{kind}': (lambda x, kind=kind: getattr(x, kind)(0), X)
         for kind in ('sum', 'max', 'min', 'prod')
@@ -173,7 +170,7 @@ INSTANCES = {
     'argmax': (lambda x: jnp.argmax(x, 0), X),
     'argmin': (lambda x: jnp.argmin(x, 0), X),
     **{
-        f'reduce_{kind}': (lambda x, kind=kind: getattr(jax.lax, f'reduce_{kind}')(x, (0,)), BITS)
+        f'reduce_{kind}': (lambda x, kind=kind: getattr(lax, f'reduce_{kind}')(x, (0,)), BITS)
         for kind in ('and', 'or', 'xor')
     },
     'scatter': (lambda x, u: x.at[POSITIONS].set(u), X, Y[:2]),
@@ -188,24 +185,21 @@ INSTANCES = {
         }.items()
     },
     'gather': (lambda x: x[POSITIONS], X),
-    'dynamic_slice': (lambda x: jax.lax.dynamic_slice(x, (1, 1), (2, 2)), X),
-    'dynamic_update_slice': (lambda x, u: jax.lax.dynamic_update_slice(x, u, (1, 0)), X, Y[:1]),
+    'dynamic_slice': (lambda x: lax.dynamic_slice(x, (1, 1), (2, 2)), X),
+    'dynamic_update_slice': (lambda x, u: lax.dynamic_update_slice(x, u, (1, 0)), X, Y[:1]),
     'dot_general': (jnp.matmul, X, Y[0]),
     'conv_general_dilated': (lambda x, k: jnp.convolve(x, k), X[0], Y[0, :2]),
-    'cumsum': (lambda x: jax.lax.cumsum(x, 0), X),
+    'cumsum': (lambda x: lax.cumsum(x, 0), X),
     'fft': (jnp.fft.fft, COMPLEX),
-    'reduce_window_sum': (
-        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1), (1, 1), 'VALID'),
-        X,
-    ),
+    'reduce_window_sum': (lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), 'VALID'), X),
     'select_and_scatter_add': (
         lambda g: jax.vjp(
-            lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 1), (1, 1), 'VALID'), X
+            lambda a: lax.reduce_window(a, -jnp.inf, lax.max, (2, 1), (1, 1), 'VALID'), X
         )[1](g)[0],
         Y[1:],
     ),
     'triangular_solve': (
-        lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True),
+        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True),
         np.eye(3) + 1.0,
         X,
     ),
@@ -390,8 +384,8 @@ def test_what_the_table_says_of_a_primitive_holds_for_its_numbers(name):
 @pytest.mark.parametrize(
     'fn, rounds',
     [
-        (lambda x: jax.lax.reduce_precision(x, 5, 2), True),
-        (lambda x: jax.lax.reduce_precision(x, 8, 7), False),
+        (lambda x: lax.reduce_precision(x, 5, 2), True),
+        (lambda x: lax.reduce_precision(x, 8, 7), False),
         (lambda x: x.astype(jnp.float8_e4m3fn), True),
         (lambda x: x.astype(jnp.bfloat16), False),
         (lambda x: x.astype(int), False),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import braintrace
@@ -50,29 +51,29 @@ def summed(x, w):
 
 summed.defvjp(
     lambda x, w: (jnp.sin(x) * w, (x, w)),
-    lambda r, g: (3 * g * jnp.cos(r[0]) * r[1], jax.lax.psum((g * jnp.sin(r[0])).sum(), 'a')),
+    lambda r, g: (3 * g * jnp.cos(r[0]) * r[1], lax.psum((g * jnp.sin(r[0])).sum(), 'a')),
 )
 
 
 @jax.custom_jvp
 def doubled(x, y):
-    return x * jax.lax.pmean(y, 'a')
+    return x * lax.pmean(y, 'a')
 
 
 @doubled.defjvp
 def _doubled_jvp(primals, tangents):
     x, y = primals
-    return doubled(x, y), 2 * tangents[0] * jax.lax.pmean(y, 'a')
+    return doubled(x, y), 2 * tangents[0] * lax.pmean(y, 'a')
 
 
 def running(x, y):
     """A scan whose body holds a collective, a custom rule and a conditional."""
 
     def step(carry, row):
-        new = jax.nn.silu(carry * 0.5 + jax.lax.psum(row, 'a') * x)
-        return jax.lax.cond(y.sum() > 0, lambda v: v * y[0], jnp.sin, new), carry.sum()
+        new = jax.nn.silu(carry * 0.5 + lax.psum(row, 'a') * x)
+        return lax.cond(y.sum() > 0, lambda v: v * y[0], jnp.sin, new), carry.sum()
 
-    last, sums = jax.lax.scan(step, x * 0, x)
+    last, sums = lax.scan(step, x * 0, x)
     return last + sums.sum()
 
 
@@ -82,18 +83,18 @@ def cell(h, x, w, b):
 
 def model_parallel(h, w):
     """Columns of the weight along b, rows of the batch along a."""
-    y = jax.lax.all_gather(braintrace.matmul(h, w), 'b', axis=1, tiled=True)
-    return jnp.tanh(y) - jax.lax.pmean(y, 'a').sum(0)
+    y = lax.all_gather(braintrace.matmul(h, w), 'b', axis=1, tiled=True)
+    return jnp.tanh(y) - lax.pmean(y, 'a').sum(0)
 
 
 def gathered_rows(x):
-    return x + jax.lax.all_gather(x, AB, axis=1).sum(1) + jax.lax.all_gather(x, BA, tiled=True)[2:4]
+    return x + lax.all_gather(x, AB, axis=1).sum(1) + lax.all_gather(x, BA, tiled=True)[2:4]
 
 
 def scattered(x):
     whole = jnp.concatenate([x * i for i in range(4)])
-    first = jax.lax.psum_scatter(whole, AB, tiled=True)
-    return first + jax.lax.psum_scatter(whole.reshape(3, 4, -1), BA, scatter_dimension=1).reshape(
+    first = lax.psum_scatter(whole, AB, tiled=True)
+    return first + lax.psum_scatter(whole.reshape(3, 4, -1), BA, scatter_dimension=1).reshape(
         x.shape
     )
 
@@ -117,9 +118,7 @@ CASES = {
     'jaxprs of their own': Case(
         lambda x: (
             x.at[1].add(x[0], unique_indices=True).at[0].mul(2.0)
-            + jax.lax.reduce(x, jnp.asarray(1.0, x.dtype), lambda a, b: a * jnp.tanh(b), (1,))[
-                :, None
-            ]
+            + lax.reduce(x, jnp.asarray(1.0, x.dtype), lambda a, b: a * jnp.tanh(b), (1,))[:, None]
         ),
         gradient=False,
     ),
@@ -129,80 +128,70 @@ CASES = {
     ),
     'control flow': Case(running, (P('a'), P('a')), args=((8, 3), (4, 3)), eager=True),
     'while': Case(
-        lambda x: jax.lax.while_loop(lambda v: v.sum() < 100, lambda v: v * 2, x), gradient=False
+        lambda x: lax.while_loop(lambda v: v.sum() < 100, lambda v: v * 2, x), gradient=False
     ),
     'checkpoint': Case(
-        lambda x: jax.checkpoint(lambda v: jnp.tanh(jax.nn.relu(v)) - jax.lax.pmean(v, 'a'))(x),
+        lambda x: jax.checkpoint(lambda v: jnp.tanh(jax.nn.relu(v)) - lax.pmean(v, 'a'))(x),
         eager=True,
     ),
-    'a gradient within': Case(lambda x: jax.grad(lambda v: jax.lax.psum((v**3).sum(), 'a'))(x)),
-    'index': Case(lambda x: x * jnp.arange(3.0) + jax.lax.axis_index('a') + jax.lax.axis_size('a')),
+    'a gradient within': Case(lambda x: jax.grad(lambda v: lax.psum((v**3).sum(), 'a'))(x)),
+    'index': Case(lambda x: x * jnp.arange(3.0) + lax.axis_index('a') + lax.axis_size('a')),
     'random': Case(
         lambda x: (
             x
-            + jax.random.normal(
-                jax.random.fold_in(jax.random.key(0), jax.lax.axis_index('a')), x.shape
-            )
+            + jax.random.normal(jax.random.fold_in(jax.random.key(0), lax.axis_index('a')), x.shape)
         )
     ),
-    'pmean and pmax': Case(
-        lambda x: x * jax.lax.pmax(jax.lax.stop_gradient(x), 'a') - jax.lax.pmean(x, 'a')
-    ),
-    'cast': Case(lambda x: jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying')),
+    'pmean and pmax': Case(lambda x: x * lax.pmax(lax.stop_gradient(x), 'a') - lax.pmean(x, 'a')),
+    'cast': Case(lambda x: lax.pcast(lax.psum(x, 'a'), 'a', to='varying')),
     'cast of a weight': Case(
-        lambda x, w: x * jax.lax.pcast(jax.lax.pcast(w, 'a', to='reduced'), 'a', to='varying'),
+        lambda x, w: x * lax.pcast(lax.pcast(w, 'a', to='reduced'), 'a', to='varying'),
         (P('a'), P()),
         args=((8, 3), (3,)),
         checks=(True,),
     ),
     'where it lies': Case(
-        lambda x: jax.lax.with_sharding_constraint(jax.sharding.reshard(x, P()) * 2, P()) + 1
+        lambda x: lax.with_sharding_constraint(jax.sharding.reshard(x, P()) * 2, P()) + 1
     ),
-    'a map within': Case(lambda x: jax.vmap(lambda row: jax.lax.psum(row, 'a') * row)(x)),
+    'a map within': Case(lambda x: jax.vmap(lambda row: lax.psum(row, 'a') * row)(x)),
     'all_gather': Case(
-        lambda x: (
-            jax.lax.all_gather(x, 'a', tiled=True)[:2] + jax.lax.all_gather(x, 'a', axis=1).sum(1)
-        )
+        lambda x: lax.all_gather(x, 'a', tiled=True)[:2] + lax.all_gather(x, 'a', axis=1).sum(1)
     ),
     # JAX 0.10 differentiates it wrongly without check_vma.
     'all_gather to all alike': Case(
-        lambda x: jax.lax.all_gather(x, 'a', tiled=True, to='invarying'), outs=P(), checks=(True,)
+        lambda x: lax.all_gather(x, 'a', tiled=True, to='invarying'), outs=P(), checks=(True,)
     ),
-    'psum_scatter': Case(
-        lambda x: jax.lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a', tiled=True)
-    ),
+    'psum_scatter': Case(lambda x: lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a', tiled=True)),
     'ppermute of some': Case(
-        lambda x: jax.lax.ppermute(x, 'a', [(0, 1), (3, 0)]) + jax.lax.ppermute(x, 'a', [])
+        lambda x: lax.ppermute(x, 'a', [(0, 1), (3, 0)]) + lax.ppermute(x, 'a', [])
     ),
     'all_to_all': Case(
-        lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1, tiled=True)
+        lambda x: lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1, tiled=True)
     ),
     'replicated results': Case(
-        lambda x: (jax.lax.psum(x, 'a'), jnp.zeros(3), jax.lax.pmean(x.sum(), 'a')), outs=P()
+        lambda x: (lax.psum(x, 'a'), jnp.zeros(3), lax.pmean(x.sum(), 'a')), outs=P()
     ),
     'results that no type shows to be replicated': Case(
-        lambda x: jax.lax.all_gather(x, 'a', tiled=True), outs=P(), checks=(False,)
+        lambda x: lax.all_gather(x, 'a', tiled=True), outs=P(), checks=(False,)
     ),
     'replicated weights': Case(
         cell, (P('a'), P('a'), P(), P()), args=((8, 3), (8, 2), (5, 3), (3,))
     ),
     'sharded weights': Case(
-        lambda x, w, b: jax.lax.psum(braintrace.matmul(x, w), 'a') + b,
+        lambda x, w, b: lax.psum(braintrace.matmul(x, w), 'a') + b,
         (P(None, 'a'), P('a'), P()),
         P(),
         args=((2, 8), (8, 3), (3,)),
     ),
     'a shared loss': Case(
-        lambda x, w: jax.lax.pmean((braintrace.matmul(x, w) ** 2).sum(), 'a'),
+        lambda x, w: lax.pmean((braintrace.matmul(x, w) ** 2).sum(), 'a'),
         (P('a'), P()),
         P(),
         args=((8, 3), (3, 2)),
     ),
-    'two axes of one dimension': Case(
-        lambda x: x - jax.lax.pmean(x, AB), P(AB), P(BA), mesh='square'
-    ),
+    'two axes of one dimension': Case(lambda x: x - lax.pmean(x, AB), P(AB), P(BA), mesh='square'),
     'two axes in two dimensions': Case(
-        lambda x: (x - jax.lax.pmean(x, 'b'), jax.lax.psum(x, 'a')),
+        lambda x: (x - lax.pmean(x, 'b'), lax.psum(x, 'a')),
         P('a', None, 'b'),
         (P('b', None, 'a'), P(None, 'b')),
         args=((4, 3, 6),),
@@ -211,7 +200,7 @@ CASES = {
     'collectives over two axes': Case(gathered_rows, P(AB), P(AB), mesh='square'),
     'scatter over two axes': Case(scattered, P(AB), P(AB), args=((8, 6),), mesh='square'),
     'all_to_all over two axes': Case(
-        lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), AB, 0, 0, tiled=True),
+        lambda x: lax.all_to_all(jnp.concatenate([x, 2 * x]), AB, 0, 0, tiled=True),
         P(AB),
         P(AB),
         mesh='square',
@@ -395,7 +384,7 @@ def test_axes_that_are_left_to_the_compiler_are_refused():
 def test_sums_that_are_still_to_be_taken_are_refused():
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Explicit,))
     fn = jax.shard_map(
-        lambda x: jax.lax.pcast(x * jax.lax.axis_index('a'), 'a', to='unreduced'),
+        lambda x: lax.pcast(x * lax.axis_index('a'), 'a', to='unreduced'),
         mesh=mesh,
         in_specs=P(),
         out_specs=P(unreduced={'a'}),
@@ -406,13 +395,13 @@ def test_sums_that_are_still_to_be_taken_are_refused():
 
 GROUPS = [[0, 1], [2, 3]]
 REFUSED = {
-    'psum': lambda x: jax.lax.psum(x, 'a', axis_index_groups=GROUPS),
-    'all_gather': lambda x: jax.lax.all_gather(x, 'a', axis_index_groups=GROUPS)[0],
-    'reduce_scatter': lambda x: jax.lax.psum_scatter(x, 'a', axis_index_groups=GROUPS, tiled=True),
-    'ppermute': lambda x: jax.lax.ppermute(x, AB, [(0, 1)]),
-    'pbroadcast': lambda x: jax.lax.pbroadcast(x, 'a', 1),
-    'all_to_all': lambda x: jax.lax.scan(
-        lambda c, _: (jax.lax.all_to_all(c, 'a', 0, 0, axis_index_groups=GROUPS), None), x, None, 2
+    'psum': lambda x: lax.psum(x, 'a', axis_index_groups=GROUPS),
+    'all_gather': lambda x: lax.all_gather(x, 'a', axis_index_groups=GROUPS)[0],
+    'reduce_scatter': lambda x: lax.psum_scatter(x, 'a', axis_index_groups=GROUPS, tiled=True),
+    'ppermute': lambda x: lax.ppermute(x, AB, [(0, 1)]),
+    'pbroadcast': lambda x: lax.pbroadcast(x, 'a', 1),
+    'all_to_all': lambda x: lax.scan(
+        lambda c, _: (lax.all_to_all(c, 'a', 0, 0, axis_index_groups=GROUPS), None), x, None, 2
     )[0],
 }
 

@@ -13,7 +13,7 @@ import pytest
 from braintrace import _etrace_op as ops
 from braintrace.errors import RuleContractError
 from tests.compare import assert_close
-from tests.tiers import in_turn, nightly, slow
+from tests.tiers import nightly, slow
 
 from . import cases
 from .cases import ALL, FILLED, primitives_in, results, stack
@@ -147,7 +147,6 @@ def table(found, quick, late):
     return pytest.mark.parametrize('case', [pytest.param(c, marks=mark(c)) for c in found], ids=str)
 
 
-SOME = [c for case in EVERY_PRIMITIVE for c in some(case)]
 ALONE = [some(case)[0] for case in EVERY_PRIMITIVE]
 every_case = table([*ONCE, *TWICE, *THRICE, *REST], [*ALONE, *TWICE[:4]], REST[1::2])
 
@@ -193,20 +192,6 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     assert output.shape == (*case.y.shape, 3)
     lane = jax.eval_shape(lambda: results(case.lane, num_state=3))
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
-
-
-@in_turn(
-    lambda case, dtype: case in ALONE,
-    case=[*SOME, *TWICE, *THRICE],
-    dtype=[jnp.float32, jnp.bfloat16],
-)
-def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
-    found = jax.eval_shape(lambda: results(case, dtype))
-    empty = [
-        cases.init(case, *case.draw(dtype=dtype), 1, slot) for slot in ('init_pp', 'init_drtrl')
-    ]
-    assert {leaf.dtype for leaf in jax.tree.leaves((found, empty))} == {jnp.dtype(dtype)}
-    assert not any(leaf.any() for leaf in jax.tree.leaves(empty))
 
 
 def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():

@@ -85,18 +85,11 @@ def test_each_slot_has_a_method_that_returns_the_rule_and_one_registry(slot, reg
     primitive = ops.register_primitive('etp_test', impl)
     assert primitive.optional_rule(slot) is None
     assert getattr(primitive, f'register_{slot}')(rule) is rule
-    found = registry[primitive], primitive.rule(slot, 'D_RTRL'), primitive.optional_rule(slot)
-    assert all(each is rule for each in found)
+    assert registry[primitive] is primitive.rule(slot) is primitive.optional_rule(slot) is rule
+    primitive.register_etp_rules(**{slot: None})
+    assert primitive.rule(slot) is rule, 'None leaves a slot alone'
     del primitive.own_rules[slot]
     assert primitive not in registry and primitive.optional_rule(slot) is None
-
-
-def test_several_rules_are_registered_at_once_and_none_leaves_a_slot_alone():
-    primitive = ops.register_primitive('etp_test', impl)
-    primitive.register_init_pp(rule)
-    assert primitive.register_etp_rules(yw_to_w=rule, xy_to_dw=rule, init_pp=None) is None
-    found = {slot for slot in ops.RULE_SLOTS if primitive.optional_rule(slot)}
-    assert found == {'yw_to_w', 'xy_to_dw', 'init_pp'}
 
 
 @pytest.mark.parametrize(

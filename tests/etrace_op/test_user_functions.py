@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from jax import lax
 
 from braintrace import _etrace_op as ops
 from braintrace.errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
@@ -104,13 +105,13 @@ def test_padding_entries_of_a_sparse_matrix_get_no_gradient():
     [('HCNW', 'OIHW', 'WCHN'), ('NCHW', 'OIHW', 'CNHW'), ('HWNC', 'HWIO', 'NHWC')],
 )
 def test_a_batch_axis_anywhere_is_moved_to_the_front_of_the_primitive(dimension_numbers):
-    spec = jax.lax.conv_dimension_numbers((1,) * 4, (1,) * 4, dimension_numbers)
+    spec = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, dimension_numbers)
     x = jnp.asarray(RNG.normal(size=np.array([2, 3, 7, 6])[np.argsort(spec.lhs_spec)]))
     kernel = jnp.asarray(RNG.normal(size=np.array([4, 3, 2, 3])[np.argsort(spec.rhs_spec)]))
     bias = jnp.arange(4.0)
     options = dict(padding='VALID', dimension_numbers=dimension_numbers)
     call = lambda x: ops.conv(x, kernel, bias, strides=(1, 2), **options)
-    plain = jax.lax.conv_general_dilated(x, kernel, (1, 2), **options)
+    plain = lax.conv_general_dilated(x, kernel, (1, 2), **options)
     shape = [1] * 4
     shape[spec.out_spec[1]] = 4
     assert_close(call(x), plain + bias.reshape(shape))
@@ -146,7 +147,7 @@ def test_all_derivatives_of_a_convolution_are_those_of_jax(x, kernel, options):
 
     calls = (
         partial(ops.conv, strides=strides, **options),
-        partial(jax.lax.conv_general_dilated, window_strides=strides, **options),
+        partial(lax.conv_general_dilated, window_strides=strides, **options),
     )
     run = cases.compiled(lambda *given: [derivatives(call, *given) for call in calls])
     assert_close(*run(at, along))
@@ -341,7 +342,7 @@ def test_a_wrong_option_of_conv_is_refused(options, message):
 
 
 def test_options_of_conv_are_taken_in_every_usual_form():
-    expected = jax.lax.conv_general_dilated(IMAGE, KERNEL, (2,), ((1, 2),), rhs_dilation=(2,))
+    expected = lax.conv_general_dilated(IMAGE, KERNEL, (2,), ((1, 2),), rhs_dilation=(2,))
     assert_close(ops.conv(IMAGE, KERNEL, strides=2, padding=[[1, 2]], rhs_dilation=[2]), expected)
     options = dict(strides=np.int64(2), padding=((1, 2),), rhs_dilation=np.array([2]))
     assert_close(ops.conv(IMAGE, KERNEL, **options), expected)

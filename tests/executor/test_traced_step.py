@@ -7,6 +7,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import braintrace
 from braintrace import _jax
@@ -72,8 +73,8 @@ def random(w, state, x):
 
 
 def branch(w, h, x):
-    h = jax.lax.cond(x[0, 0] > 0, lambda h: jnp.tanh(h @ w['h']), lambda h: h / 2, h) + x @ w['x']
-    y = jax.lax.cond(h[0, 0] > 0, lambda h: jnp.log(h[0, 0]), lambda h: 1.0, h)
+    h = lax.cond(x[0, 0] > 0, lambda h: jnp.tanh(h @ w['h']), lambda h: h / 2, h) + x @ w['x']
+    y = lax.cond(h[0, 0] > 0, lambda h: jnp.log(h[0, 0]), lambda h: 1.0, h)
     return h, h * y
 
 
@@ -139,7 +140,7 @@ def expected(step, w, state, xs, counts):
         state, terms, shown, opened = parts_of(step)(w, state, x)
         return state, (jax.tree.map(lambda a: jnp.where(counted, a, 0), terms), shown, opened)
 
-    state, (terms, shown, opened) = jax.lax.scan(body, state, (xs, counts))
+    state, (terms, shown, opened) = lax.scan(body, state, (xs, counts))
     return state, jax.tree.map(lambda a: a.sum(0), terms), shown, opened
 
 
@@ -302,7 +303,7 @@ def test_a_differentiable_loop_keeps_the_rules_of_its_functions():
 
     traced = TracedStep(step, w, first, xs[0], differentiable=True)
     got = jax.grad(total)(w, lambda w: traced.loop(w, first, xs, T)[2])
-    want = jax.grad(total)(w, lambda w: jax.lax.scan(lambda h, x: step(w, h, x)[::2], first, xs)[1])
+    want = jax.grad(total)(w, lambda w: lax.scan(lambda h, x: step(w, h, x)[::2], first, xs)[1])
     assert jnp.any(want['x'] != 0)
     assert_close(got, want)
 

@@ -14,10 +14,7 @@ from tests.functional.plain import drawn
 from tests.precision import float64 as float64
 
 B, I, N, T = 3, 2, 5, 4  # noqa: E741
-LOSSES = (
-    lambda y, t: jnp.mean(jnp.sin(y) * t),
-    lambda y, t: jnp.mean((y - t) ** 2),
-)
+LOSSES = (lambda y, t: jnp.mean(jnp.sin(y) * t), lambda y, t: jnp.mean((y - t) ** 2))
 NETS = {
     'GRU': lambda: brainstate.nn.Sequential(nn.GRUCell(I, N), nn.Linear(N, 2)),
     'LRU': lambda: nn.LRUCell(I, N),

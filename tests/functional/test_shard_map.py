@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import braintrace
@@ -37,7 +38,7 @@ def cell(p, c, x):
     """
     r = jax.nn.relu(mm(x, 2 * p['r']))
     u = mm(jnp.concatenate([x, r * c['h']], -1), p['w']) - 0.5 * c['s']
-    h, _ = jax.lax.scan(lambda h, _: (0.9 * h + 0.1 * jnp.tanh(u), None), c['h'], None, length=12)
+    h, _ = lax.scan(lambda h, _: (0.9 * h + 0.1 * jnp.tanh(u), None), c['h'], None, length=12)
     new = {'h': h, 's': jnp.tanh(h), 'n': c['n'] + 1, 'key': jax.random.split(c['key'])[0]}
     return h @ p['out'], new
 
@@ -53,7 +54,7 @@ def loss(out, y):
 
 
 def shared_loss(out, y):
-    return jax.lax.pmean(loss(out, y), 'a')
+    return lax.pmean(loss(out, y), 'a')
 
 
 def penalised(out, y, across=lambda x: x):
@@ -84,7 +85,7 @@ def step_by_step(learner, p, xs, ys, loss=loss):
         grads, value, _, state = learner.grad(loss)(p, state, *at)
         return state, (grads, value)
 
-    grads, losses = jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1]
+    grads, losses = lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1]
     return jax.tree.map(lambda g: g.sum(0), grads), losses.sum()
 
 
@@ -103,7 +104,7 @@ def through_steps(learner, p, xs, ys, across):
             out, state = learner.step(p, state, at[0])
             return state, loss(out, at[1])
 
-        return jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1].sum()
+        return lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1].sum()
 
     value, grads = jax.value_and_grad(total)(p)
     return grads, across(value)
@@ -118,7 +119,7 @@ def trained(learner, p, xs, ys, across):
 
 
 def summed(tree):
-    return jax.lax.psum(tree, 'a')
+    return lax.psum(tree, 'a')
 
 
 def ways(learner, shards: bool) -> dict:
@@ -177,7 +178,7 @@ def test_a_loss_that_is_summed_once_more_behind_the_call_is_refused(call, checke
 
     def counted(out, y):
         """Every shard knows how many samples all have: that is no sum of losses."""
-        return loss(out, y) / jax.lax.psum(jnp.float32(len(y)), 'a')
+        return loss(out, y) / lax.psum(jnp.float32(len(y)), 'a')
 
     def traced(loss):
         each = lambda *args: jax.tree.map(lambda g: g[None], run(loss, *args))

@@ -9,7 +9,6 @@ import saiunit as u
 
 import braintrace
 from braintrace import nn
-from braintrace._executor.transition import reaches
 from tests.compare import assert_close
 from tests.precision import float64_models as float64_models
 
@@ -76,15 +75,6 @@ def test_a_line_of_more_than_64_steps_is_traced():
     read = xs[: len(xs) - late, 0]
     assert learner.report.exact and learner.report.memory == late * 2 * xs.itemsize
     assert_close(got['layers', 0, 'weight']['weight'], 2 * read.T @ (read @ W), 1e-12)
-
-
-def test_of_a_window_only_what_its_steps_can_carry_is_read():
-    """Of a shift over three steps each row reads the one three before it."""
-    shift = tuple(tuple(1.0 if s == r + 1 else None for r in range(5)) for s in range(5))
-    assert (reaches(shift, 3) == np.eye(5, k=-3, dtype=bool)).all()
-    assert not reaches(shift, 5).any() and (reaches(shift, 0) == np.eye(5)).all()
-    leaky = ((1.0, None), (1.0, 1.0))
-    assert (reaches(leaky, 9) == np.tril(np.ones((2, 2)))).all()
 
 
 def test_a_line_alone_trains_although_no_op_has_a_trace():

@@ -50,11 +50,5 @@ def cell(recurrent):
 
 ROWS = [
     Row('lmu_of_input', lambda: cell(False), legendre(False), exact=True),
-    Row(
-        'lmu',
-        lambda: cell(True),
-        legendre(True),
-        groups=(('m',), ('h',)),
-        owner={'W.weight': 1},
-    ),
+    Row('lmu', lambda: cell(True), legendre(True), groups=(('m',), ('h',)), owner={'W.weight': 1}),
 ]
