@@ -405,29 +405,34 @@ def test_what_is_not_one_for_each_sample_is_refused(agents):
         agent.update(now, acted, jnp.ones(B), jnp.zeros(3, bool))
 
 
-def test_options_that_would_teach_nothing_are_refused(agents):
-    p, x = weights(('q', 'h'), (A, A)), drawn(1, I)
-    with pytest.raises(OptionError, match=r"second is 'theta'.*\['a', 'h', 'q', 'w'\]"):
-        agents.qrc_lambda(learner_of(('q', 'h')), jnp.zeros(H), second='theta').init(p, x)
-    for window in (0, 1, 2.5):
-        with pytest.raises(OptionError, match=f'window is {window} and the batch 1'):
-            agents.ppo(learner_of(('q', 'h')), jnp.zeros(H), window=window).init(p, x)
-    with pytest.raises(OptionError, match='steps is 79; give 80'):
-        agents.train(environments.chain(3), None, None, steps=79, batch=2)
-    for make in (agents.q_lambda, agents.ppo):
-        with pytest.raises(OptionError, match=r'discount is 1\.5'):
-            make(learner_of(('q',)), jnp.zeros(H), discount=1.5, lam=0.5)
-    with pytest.raises(OptionError, match=r'discount is 1\.5'):
-        agents.normalised(None, 1.5)
+P, X = weights(('q', 'h'), (A, A)), drawn(1, I)
+TWO, ONE, H0 = learner_of(('q', 'h')), learner_of(('q',)), jnp.zeros(H)
+REFUSED = [  # what is said, and a call of the module of agents
+    (
+        r"'theta'.*\['a', 'h', 'q', 'w'\]",
+        lambda a: a.qrc_lambda(TWO, H0, second='theta').init(P, X),
+    ),
+    *(
+        (f'window is {n} and the batch 1', lambda a, n=n: a.ppo(TWO, H0, window=n).init(P, X))
+        for n in (0, 1, 2.5)
+    ),
+    ('79; give 80', lambda a: a.train(environments.chain(3), None, None, steps=79, batch=2)),
+    (r'discount is 1\.5', lambda a: a.q_lambda(ONE, H0, discount=1.5, lam=0.5)),
+    (r'discount is 1\.5', lambda a: a.ppo(ONE, H0, discount=1.5, lam=0.5)),
+    (r'discount is 1\.5', lambda a: a.normalised(None, 1.5)),
+    *(
+        ('from 0 to 1', lambda a, name=name, lam=lam: a.AGENTS[name][0](ONE, H0, lam=lam))
+        for name in ('q_lambda', 'intentional_q', 'qrc_lambda', 'ppo')
+        for lam in (-0.1, 1.5)
+    ),
+    ('from 0 to 1', lambda a: a.actor_critic(ONE, H0, lambdas=(0.9, 0.9, -0.1))),
+]
 
 
-@pytest.mark.parametrize('lam', [-0.1, 1.5])
-def test_lambda_is_a_number_from_0_to_1(agents, lam):
-    for name in ('q_lambda', 'intentional_q', 'qrc_lambda', 'ppo'):
-        with pytest.raises(OptionError, match='from 0 to 1'):
-            agents.AGENTS[name][0](learner_of(('q',)), jnp.zeros(H), lam=lam)
-    with pytest.raises(OptionError, match='from 0 to 1'):
-        agents.actor_critic(learner_of(('q',)), jnp.zeros(H), lambdas=(0.9, 0.9, lam))
+@pytest.mark.parametrize('said, call', REFUSED, ids=[said for said, _ in REFUSED])
+def test_options_that_would_teach_nothing_are_refused(agents, said, call):
+    with pytest.raises(OptionError, match=said):
+        call(agents)
 
 
 def test_a_learner_of_a_batch_is_refused(agents):

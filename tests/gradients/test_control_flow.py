@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import braintrace
 from braintrace import functional, rules
 from tests import models, oracles
 from tests.compare import assert_close, assert_drawn_close
@@ -75,6 +76,23 @@ def test_a_step_may_be_compiled_inside_jit(name):
     learner = functional.online(learner_of(case, D_RTRL).cell, D_RTRL)
     state = jax.jit(learner.init)(case.params, case.carry, case.xs[0])
     assert learner.graph.hidden_param_op_relations and not state.t.any()
+
+
+@pytest.mark.parametrize('around', ['jit', 'vmap'])
+def test_a_cell_may_close_over_arrays_of_a_transformation_around_it(around):
+    params, x = np.full((5, 4), 0.1), np.ones((2, 5))
+
+    def gradient(scale):
+        def cell(params, h, x):
+            h = jax.numpy.tanh(scale * h + braintrace.matmul(x, params))
+            return h, h
+
+        learner = functional.online(cell)
+        _, state = learner.step(params, learner.init(params, np.zeros((2, 4)), x), x)
+        return learner.grad(models.squared)(params, state, x, np.zeros((2, 4))).grads
+
+    run = jax.jit(gradient) if around == 'jit' else lambda s: jax.vmap(gradient)(s[None])[0]
+    assert_close(run(np.array(0.3)), gradient(0.3))
 
 
 SCANS = 'scan scan_lstm scan_nested scan_weight_slices scan_two_layers scan_decay'.split()

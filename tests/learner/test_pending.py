@@ -130,55 +130,16 @@ def test_a_reset_of_a_lane_does_not_take_an_input_for_lanes():
     both(unbatched, params, draw(LANES, 4), draw(STEPS, LANES, LANES), resets=RESETS)
 
 
-def test_a_reset_shows_an_empty_trace_of_its_lanes_alone():
-    def cell(w, h, x):
-        h = jnp.tanh(0.8 * h + braintrace.matmul(x, w))
-        return h, h
-
-    learner = functional.online(cell, LATE)
-    w, h, xs = draw(2, 4), draw(LANES, 4), draw(3, LANES, 2)
-    state = learner.init(w, h, xs[0])
-    for x in xs:
-        _, state = learner.step(w, state, x)
-    again = functional.reset(state, jnp.array([True, False, False]), h)
-    (old,), (new,) = (
-        [e for e in jax.tree.leaves(s.trace) if e.shape == (LANES, 2, 4)] for s in (state, again)
-    )
-    assert not new[0].any() and (new[1:] == old[1:]).all() and old.any()
-    emptied = functional.reset(state, jnp.array(True), h)
-    assert not any(np.any(e) for e in jax.tree.leaves((emptied.trace, emptied.t)))
-
-
-def mapped(rule):
-    """A learner for each of two lanes: one model, states of their own."""
-    learner = compiled(rule)
-    lanes = brainstate.nn.Map(learner, init_map_size=2)
-    lanes.init_all_states(batch_size=BATCH)
-    return learner, lanes
-
-
-@pytest.mark.slow
-def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
-    xs, _ = data()
-    shown = []
-    for rule in (braintrace.rules.d_rtrl(), LATE):
-        learner, lanes = mapped(rule)
-        for x in xs[:4]:
-            lanes(jnp.stack([x, -x]))
-        shown.append(learner.get_etrace_of(next(iter(learner.param_states))))
-    assert_close(shown[1], shown[0])
-    assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
-
-
 @in_turn(none, rule=[braintrace.rules.d_rtrl(), LATE], keep=[True, False])
-def test_a_mapped_learner_takes_sequences(rule, keep, capfd):
-    """Also with progress, of which nothing is shown inside a map."""
-    xs, ys = data()
-    learner, _ = mapped(rule)
+def test_a_mapped_learner_takes_sequences_and_shows_its_trace_with_its_lanes(rule, keep, capfd):
+    """One model, states of each of two lanes; nothing of a progress is shown inside a map."""
+    (xs, ys), learner = data(), compiled(rule)
+    brainstate.nn.Map(learner, init_map_size=2).init_all_states(batch_size=BATCH)
     kept = lambda path, state: isinstance(state, brainstate.HiddenState) or state is learner.etrace
+    shown = lambda of: of.get_etrace_of(next(iter(of.param_states)))
 
-    def run(x, y):
-        options = {'step_fn': loss_of(learner), 'keep_trace': keep, 'progress': True}
+    def run(x, y, learner=learner, progress=True):
+        options = {'step_fn': loss_of(learner), 'keep_trace': keep, 'progress': progress}
         return learner.etrace_grad(x, y, **options).grads
 
     got = brainstate.transform.vmap2(run, state_in_axes={0: kept}, state_out_axes={0: kept})(
@@ -186,10 +147,9 @@ def test_a_mapped_learner_takes_sequences(rule, keep, capfd):
     )
     for lane, sign in enumerate((1, -1)):
         alone = compiled()
-        assert_close(
-            jax.tree.map(lambda g, lane=lane: g[lane], got),
-            alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)).grads,
-        )
+        want = run(sign * xs, ys, alone, False), shown(alone)
+        found = got, shown(learner)
+        assert_close(jax.tree.map(lambda a, lane=lane: a[lane], found), want)
     assert learner.etrace.value['t'].tolist() == [[len(xs) if keep else 0] * BATCH] * 2
 
 

@@ -191,3 +191,42 @@ def test_a_parameter_with_an_integer_leaf_learns_by_its_other_leaves():
     (got,) = gradient(learner, xs, ys, window=None).values()
     assert got['units'].dtype == jax.dtypes.float0
     assert_close({k: got[k] for k in ('op', 'gain')}, {k: want['w',][k] for k in ('op', 'gain')})
+
+
+T, B, N = 6, 2, 4
+SEEN = np.random.default_rng(0).standard_normal((T, B, 5)), np.arange(T * B).reshape(T, B) % 3
+AT = SEEN[0][0], SEEN[1][0]
+
+
+class Policy(brainstate.nn.Module):
+    """One input of two arrays: what it sees, and what it did."""
+
+    def __init__(self):
+        super().__init__()
+        self.look, self.did = braintrace.nn.Linear(5, N), braintrace.nn.Embedding(3, N)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, N)))
+
+    def update(self, seen):
+        picture, action = seen
+        self.h.value = 0.5 * self.h.value + jnp.tanh(self.look(picture) + self.did(action))
+        return self.h.value
+
+
+@pytest.mark.slow
+def test_a_tuple_that_was_compiled_as_one_input_is_one_in_every_call():
+    learner, ys = braintrace.compile(Policy(), 'D_RTRL', AT, batch_size=B), jnp.zeros((T, B, N))
+    online, params, carry = learner.pure()
+    state, verify = online.init(params, carry, AT), braintrace.verify
+    want = verify.bptt_gradients(online.cell, params, carry, SEEN, ys, squared)
+    found = online.sequence_grad(squared, reduction='sum')(params, state, SEEN, ys)
+    assert_close(found.grads, want)
+    given = params, state, AT, ys[0]
+    one, heads = (f(*given) for f in (online.grad(squared), online.heads(squared)))
+    assert_close(heads.grads[0], one.grads)
+    assert_close(online.observed(squared)(*given)[0].loss, one.loss)
+    score = braintrace.evaluate(learner, SEEN, ys, lambda out, y: squared(out[0], y[0]))
+    assert_close(score, one.loss)
+    assert verify.hidden_jacobians(online, params, carry, AT)
+    assert_close(gradient(learner, SEEN, ys), want)

@@ -14,19 +14,6 @@ from tests.functional.test_purity import left_of
 from .networks import BATCH, INPUTS, UNITS, Net, compiled, data, loss_of, squared
 
 
-@pytest.mark.parametrize(
-    'way, options',
-    [
-        ('es_d_rtrl', {'decay_or_rank': 19}),
-        (braintrace.ES_D_RTRL, {'decay_or_rank': 0.9}),
-        (braintrace.rules.es_d_rtrl(0.9), {}),
-    ],
-    ids=['name', 'class', 'rule'],
-)
-def test_compile_takes_a_class_a_name_or_a_rule(way, options):
-    assert compiled(way, **options).rule == braintrace.rules.es_d_rtrl(0.9)
-
-
 @pytest.mark.slow
 def test_reset_state_puts_back_trace_count_and_hidden_states():
     xs, ys = data()
