@@ -3,7 +3,6 @@
 import functools
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -92,6 +91,7 @@ CALLS = {
         STEPS, XS, step_fn=step, trace=False
     ),
     'evaluate': lambda learner, step, loss: braintrace.evaluate(learner, XS, XS, lambda o, y: o),
+    'for_loop': lambda learner, step, loss: brainstate.transform.for_loop(step, STEPS, XS),
     'etrace_grad': lambda learner, step, loss: (
         learner.etrace_grad(STEPS, XS, step_fn=loss, window=4).losses
     ),
@@ -108,6 +108,7 @@ def test_the_time_of_each_step_is_read_anew(timed, name):
     got, want = jnp.asarray(CALLS[name](*timed)), by_numpy()
     assert (want == 0).any() and (want > 1).sum() > 5
     assert np.allclose(got, want if got.ndim == 3 else want.sum((1, 2)), atol=1e-5)
+    assert brainstate.environ.get('t', default=None) is None
 
 
 def test_pure_functions_take_the_time_as_a_last_input(timed):
@@ -229,14 +230,6 @@ def test_one_step_after_the_other_compiles_once(timed):
             losses.append(learner.etrace_grad(XS[i : i + 1], step_fn=step).losses[0])
     assert np.allclose(losses, by_numpy()[:4].sum((1, 2)), atol=1e-5)
     assert len(learner._bound.programs) == programs + 1
-
-
-def test_a_loop_of_brainstate_gives_the_time_too(timed):
-    learner, step, _ = timed
-    brainstate.nn.init_all_states(learner, batch_size=B)
-    assert np.allclose(brainstate.transform.for_loop(step, STEPS, XS), by_numpy(), atol=1e-5)
-    jitted = jax.jit(lambda i, x: i + x)  # another program in between leaves nothing behind
-    assert jitted(1, 2) == 3 and brainstate.environ.get('t', default=None) is None
 
 
 class Shifted(Switched):
