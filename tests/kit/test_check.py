@@ -107,32 +107,27 @@ def test_a_call_that_raises_is_a_row_that_fails():
     assert report.status('L2') == 'not_tested'
 
 
-@pytest.mark.tier(quick=3)
-@pytest.mark.parametrize(
-    ('fields', 'law', 'found'),
-    [
-        (dict(trainable_invars_fn=lambda params: ['weight']), 'L0', 'trainable_invars_fn'),
-        (
-            dict(trainable_invars_fn=lambda params: {'weight': 2}),
-            'L0',
-            "has 2 operands, and its layout says 'weight' at 2",
-        ),
-        (
-            dict(trainable_invars_fn=lambda params: {'weight': 0}),
-            'L0',
-            "'weight' at 0, where x is",
-        ),
-        (
-            dict(
-                impl=lambda x, weight: jnp.take(weight, x, axis=0),
-                cases=[([jax.ShapeDtypeStruct((3,), jnp.int32), *shapes((7, 4))], {})],
-            ),
-            'L8',
-            'x has dtype int32 and the primitive no `represent`',
-        ),
-    ],
-    ids=['no layout', 'beyond the operands', 'where x is', 'integers that stand for nothing'],
+TAKEN = dict(
+    impl=lambda x, weight: jnp.take(weight, x, axis=0),
+    cases=[([jax.ShapeDtypeStruct((3,), jnp.int32), *shapes((7, 4))], {})],
 )
+MISFITS = {
+    'no layout': ({'trainable_invars_fn': lambda _: ['weight']}, 'L0', 'trainable_invars_fn'),
+    'beyond the operands': (
+        *({'trainable_invars_fn': lambda _: {'weight': 2}}, 'L0'),
+        "has 2 operands, and its layout says 'weight' at 2",
+    ),
+    'where x is': (
+        *({'trainable_invars_fn': lambda _: {'weight': 0}}, 'L0', "'weight' at 0, where x is"),
+    ),
+    'integers that stand for nothing': (
+        *(TAKEN, 'L8', 'x has dtype int32 and the primitive no `represent`'),
+    ),
+}
+
+
+@pytest.mark.tier(quick=3)
+@pytest.mark.parametrize(('fields', 'law', 'found'), MISFITS.values(), ids=MISFITS)
 def test_a_description_that_does_not_fit_is_a_row_that_fails(fields, law, found):
     rows = kit.check(bad.dense(**fields)).of('fail')
     assert rows[0].law == law and found in rows[0].case

@@ -21,26 +21,11 @@ pytestmark = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWar
 
 
 def arguments(case):
-    return (
-        functools.partial(case.model.cell, LibraryOps()),
-        case.params,
-        dict(case.carry),
-        case.xs,
-        case.ys,
-        case.loss,
-    )
+    cell = functools.partial(case.model.cell, LibraryOps())
+    return cell, case.params, dict(case.carry), case.xs, case.ys, case.loss
 
 
-SOME = [
-    'leaky',
-    'gru',
-    'lstm_fused',
-    'adaptive_lif',
-    'lif_by_vjp',
-    'stored_spike',
-    'two_layers',
-    'vector',
-]
+SOME = 'leaky gru lstm_fused adaptive_lif lif_by_vjp stored_spike two_layers vector'.split()
 
 
 @pytest.mark.tier(quick=1)
@@ -101,9 +86,8 @@ def test_what_is_not_cut_at_an_equation_is_refused(name):
 @pytest.mark.parametrize('name', DEGRADED)
 def test_cut_bptt_is_what_d_rtrl_computes_where_weights_have_no_trace(name):
     case = models.case(name)
-    assert_close(
-        verify.cut_bptt_gradients(*arguments(case)), over_sequence(case, rules.d_rtrl())[0]
-    )
+    want = over_sequence(case, rules.d_rtrl())[0]
+    assert_close(verify.cut_bptt_gradients(*arguments(case)), want)
 
 
 def test_the_cut_takes_its_places_from_a_compiled_learner():
@@ -129,14 +113,8 @@ def counting(params, carry, x, scale):
 def test_integers_keys_and_several_inputs():
     params = {'w': jnp.ones((5, 3)) / 5, 'shift': jnp.arange(3)}
     carry = {'h': jnp.zeros(3), 'n': jnp.array(0), 'key': jax.random.key(1)}
-    args = (
-        counting,
-        params,
-        carry,
-        (jnp.ones((4, 2)), jnp.arange(1.0, 5.0)),
-        jnp.zeros((4, 3)),
-        lambda h, y: ((h - y) ** 2).sum(),
-    )
+    xs, loss = (jnp.ones((4, 2)), jnp.arange(1.0, 5.0)), lambda h, y: ((h - y) ** 2).sum()
+    args = counting, params, carry, xs, jnp.zeros((4, 3)), loss
     want = verify.bptt_gradients(*args)
     assert want['shift'].dtype == jax.dtypes.float0
     for oracle in (
