@@ -109,9 +109,8 @@ def small(rule=None, units=5, lanes=2):
 
 
 def schedule():
-    return optax.chain(
-        optax.clip_by_global_norm(0.5), optax.adam(optax.cosine_decay_schedule(1e-2, 50))
-    )
+    rate = optax.cosine_decay_schedule(1e-2, 50)
+    return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
 
 
 def stream(steps, lanes=2):
@@ -166,18 +165,15 @@ def check_alone(steps, folder, rule):
     learner, params, state, x, y = small(rule)
     xs, ys = stream(steps)
     optimizer = schedule()
-    functional.export_step(learner, loss, params, state, x, y, optimizer=optimizer).save(
-        folder / 'step'
-    )
+    step = functional.export_step(learner, loss, params, state, x, y, optimizer=optimizer)
+    step.save(folder / 'step')
     (folder / 'load_step.py').write_text(loader())
     np.savez(folder / 'data.npz', xs=xs, ys=ys)
     quick = str(jax.config.read('jax_disable_most_optimizations'))
     environment = {**os.environ, 'PYTHONPATH': '', 'JAX_PLATFORMS': 'cpu'}
     subprocess.run([sys.executable, '-c', ALONE, folder, quick], check=True, env=environment)
-    found, (after, losses) = (
-        np.load(folder / 'found.npz'),
-        by_hand(learner, params, state, optimizer, xs, ys),
-    )
+    found = np.load(folder / 'found.npz')
+    after, losses = by_hand(learner, params, state, optimizer, xs, ys)
     np.testing.assert_array_equal(found['losses'], losses)
     for name, value in after.items():
         np.testing.assert_array_equal(found[f'params/{name}'], value)
@@ -276,19 +272,15 @@ def test_a_module_goes_on_where_training_left_it():
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
     optimizer, (xs, ys) = optax.adam(1e-2), stream(20)
 
-    def step_fn(x, y):
-        return loss(learner(x), y)
-
-    half = learner.etrace_train(xs[:10], ys[:10], step_fn=step_fn, optimizer=optimizer)
+    how = {'step_fn': lambda x, y: loss(learner(x), y), 'optimizer': optimizer}
+    half = learner.etrace_train(xs[:10], ys[:10], **how)
     step = learner.export(loss, xs[0], ys[0], optimizer=optimizer, opt_state=half.opt_state)
     fresh = learner.export(loss, xs[0], ys[0], optimizer=optimizer, reset=True)
     arrays, losses = step.arrays, []
     for x, y in zip(xs[10:], ys[10:], strict=True):
         arrays, results = step(arrays, x=x, y=y)
         losses.append(results['loss'])
-    rest = learner.etrace_train(
-        xs[10:], ys[10:], step_fn=step_fn, optimizer=optimizer, opt_state=half.opt_state
-    )
+    rest = learner.etrace_train(xs[10:], ys[10:], **how, opt_state=half.opt_state)
     np.testing.assert_allclose(losses, rest.losses, rtol=1e-4)
     assert int(arrays['optimizer/0/count']) == 20
     # a flagged sample goes back to the states of the compilation, not to those of the export
@@ -333,7 +325,7 @@ def in_mv(params, carry, x):
     return h, h * u.mV
 
 
-def counting(params, carry, x):
+def counted(params, carry, x):
     h, count, *empty = carry
     h = rate(params, h, x['in'])[0] * jnp.where(count % 2, 1.0, 0.5)
     return (h, 3), (h, count + 1, *empty)
@@ -349,7 +341,7 @@ ODD = {  # a cell, its carry, x, and a dtype of all; arrays of NumPy have 64 bit
     'half': (rate, H, X, jnp.float16),
     'bfloat16': (rate, H, X, jnp.bfloat16),
     'units': (in_mv, H * u.mV, X * u.mV, jnp.float32),
-    'trees, integers, nothing': (counting, (H, 0, (), {'a': None}), {'in': X}, jnp.float32),
+    'trees, integers, nothing': (counted, (H, 0, (), {'a': None}), {'in': X}, jnp.float32),
     'batch behind': (upright, H.T, X, jnp.float32),
     'no batch': (rate, H[0], X[0], jnp.float32),
     'NumPy': (rate, H, X, np.float64),
@@ -408,24 +400,19 @@ def test_a_program_of_several_platforms_has_the_text_of_the_first():
 # bad input --------------------------------------------------------------------------------------
 
 
-def counting_in_python():
+def counting(made):
+    """An optimiser whose rate is counted in Python."""
     count = iter(range(100))
 
     def update(grads, state, params=None):
-        rate = next(count)
+        rate = made(next(count))
         return jax.tree.map(lambda g: -rate * g, grads), state
 
     return optax.GradientTransformation(lambda params: (), update)
 
 
-def counting_in_numpy():
-    count = iter(range(100))  # an array is no part of the text of a jaxpr
-
-    def update(grads, state, params=None):
-        rate = np.full(1, next(count), 'f4')
-        return jax.tree.map(lambda g: -rate * g, grads), state
-
-    return optax.GradientTransformation(lambda params: (), update)
+def in_numpy(number):
+    return np.full(1, number, 'f4')  # an array is no part of the text of a jaxpr
 
 
 def counting_loss():
@@ -444,12 +431,11 @@ BAD = {
     'platforms': (dict(platforms='cpu'), OptionError, 'several of'),
     'no platform': (dict(platforms=()), OptionError, 'several of'),
     'reset': (dict(reset=jnp.zeros(3)), StructureError, 'carry0 has another structure'),
-    'optimizer': (dict(optimizer=counting_in_python()), OptionError, 'counts in Python'),
-    'an array': (dict(optimizer=counting_in_numpy()), OptionError, 'counts in Python'),
+    'optimizer': (dict(optimizer=counting(float)), OptionError, 'counts in Python'),
+    'an array': (dict(optimizer=counting(in_numpy)), OptionError, 'counts in Python'),
     'counting loss': (dict(loss_fn=counting_loss()), OptionError, 'counts in Python'),
     'opt_state': (
-        dict(optimizer=optax.sgd(0.1), opt_state=(1, 2, 3)),
-        StructureError,
+        *(dict(optimizer=optax.sgd(0.1), opt_state=(1, 2, 3)), StructureError),
         'opt_state does not belong',
     ),
     'callback': (dict(loss_fn=printing), NotSupportedError, 'jax.debug.print'),

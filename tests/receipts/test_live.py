@@ -112,13 +112,10 @@ def trained(recording, params, state, steps=3, optimizer='sgd', rate=None):
     return file
 
 
-@in_turn(
-    first('cut'),
-    rule=RULES,
-    cell=CELLS,
-    optimizer=OPTIMIZERS,
-    dtype=('float32', 'float64'),
-)
+DTYPES = 'float32', 'float64'
+
+
+@in_turn(first('cut'), rule=RULES, cell=CELLS, optimizer=OPTIMIZERS, dtype=DTYPES)
 def test_single_steps_are_derived_again(rule, cell, optimizer, dtype):
     with jax.enable_x64(dtype == 'float64'):
         leaky = {'tau_out': 4.0} if rule in ('e-prop', 'whole') else {}
@@ -140,19 +137,17 @@ def test_sequences_are_derived_again(kind):
         resets = (jnp.arange(5) == 2, jax.tree.map(jnp.ones_like, state.carry))
         learner = recording.learner
         args = (xs, ys, mask, resets)
+        loss = lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B
         if kind == 'grad':
             got, run = jax.jit(recording.sequence_grad)(params, state, *args)
-            learn = learner.sequence_grad(lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B)
-            want = jax.jit(learn)(params, state, *args)
+            want = jax.jit(learner.sequence_grad(loss))(params, state, *args)
             assert_close(got.grads, want.grads)
             assert_close(got.state.carry, want.state.carry)
             writer.write_sequence(params, run)
         else:
             got, blocks = recording.sequence_update(transform, 2)(params, opt, state, *args)
-            learn = learner.sequence_update(
-                lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B, transform, update_every=2
-            )
-            assert_close(got.params, jax.jit(learn)(params, opt, state, *args).params)
+            learn = jax.jit(learner.sequence_update(loss, transform, update_every=2))
+            assert_close(got.params, learn(params, opt, state, *args).params)
             for block in blocks:
                 writer.write_sequence(*block)
     receipts = assert_rederived(file)
@@ -168,11 +163,8 @@ def test_frozen_parameters_stay_as_they_are():
     xs, ys = (drawn(4, B, n).astype(jnp.float32) for n in (I, O))
     state = learner.init(params, cell.carry(params, B), xs[0])
     recording = capture(learner)
-    writer, file = recorder(recording, 'adamw')
-    _, blocks = recording.sequence_update(transform, 4)(
-        params, transform.init(params), state, xs, ys
-    )
-    writer.write_sequence(*blocks[0])
+    (writer, file), update = recorder(recording, 'adamw'), recording.sequence_update(transform, 4)
+    writer.write_sequence(*update(params, transform.init(params), state, xs, ys)[1][0])
     receipts = assert_rederived(file)
     assert receipts[-1]['params_after']['W_out'] == receipts[0]['params_before']['W_out']
 
@@ -373,15 +365,11 @@ def test_traces_of_neighbours_agree_to_the_bit_where_the_compiler_fuses():
 
 
 def test_a_learner_of_another_batch_size_is_refused_before_it_is_recorded():
-    cell = Cell.rnn()
-    learner = functional.online(cell)
-    params, x = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((2, 3))
-    learner.init(params, cell.carry(params, 2), x)
-    wide = jnp.ones((5, 3))
-    state = learner.init(params, cell.carry(params, 5), wide)
-    said = '5 lanes, and the learner was compiled for 2 first'
-    with pytest.raises(StructureError, match=said):
-        capture(learner).grad(params, state, wide, jnp.ones((5, 2)))
+    recording, params, _ = plain()
+    wide, carry = jnp.ones((5, I)), CELLS['rnn']().carry(params, 5)
+    state = recording.learner.init(params, carry, wide)
+    with pytest.raises(StructureError, match='5 lanes, and the learner was compiled for 3 first'):
+        recording.grad(params, state, wide, jnp.ones((5, O)))
 
 
 def test_a_slow_decay_is_corrected_as_the_step_rounds_it():
@@ -441,16 +429,14 @@ def test_what_is_no_recording_no_record_or_no_number_is_named():
         'momentum has no momentum': {'name': 'momentum', 'config': lr},
         'adamw has no weight_decay': {'name': 'adamw', 'config': lr},
     }
-    calls = {
-        'recording is OnlineLearner': lambda: Recorder(file, recording.learner),
-        'every is 0': lambda: Recorder(file, recording, record_every=0),
-        'run_id is int': lambda: Recorder(file, recording, run_id=3),
+    make = functools.partial(Recorder, file)
+    calls = {said: functools.partial(make, recording, one) for said, one in optimizers.items()}
+    calls |= {
+        'recording is OnlineLearner': lambda: make(recording.learner),
+        'every is 0': lambda: make(recording, record_every=0),
+        'run_id is int': lambda: make(recording, run_id=3),
         'record is NoneType': lambda: writer.write(params, state, x, x, None),
         'run is NoneType': lambda: writer.write_sequence(params, None),
-        **{
-            said: functools.partial(Recorder, file, recording, one)
-            for said, one in optimizers.items()
-        },
     }
     for said, call in calls.items():
         with pytest.raises(OptionError, match=said):

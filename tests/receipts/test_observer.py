@@ -25,19 +25,13 @@ VERDICTS = ('verdict', 'pass', 'fail', 'verified', 'expected', 'consistent', 're
 
 def test_the_observer_needs_no_braintrace_and_judges_nothing():
     tree = ast.parse((ROOT / 'examples' / 'receipts_observer.py').read_text(encoding='utf-8'))
-    modules = {'numpy'}
-    for one in ast.walk(tree):
-        if isinstance(one, ast.Import):
-            modules |= {alias.name for alias in one.names}
-        elif isinstance(one, ast.ImportFrom):
-            modules.add(one.module.split('.')[0])
-    assert 'braintrace' not in modules
-    keys = [
-        one.value
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and ' ' not in one.value
-    ]
-    assert not [key for key in keys if any(word in key.lower() for word in VERDICTS)]
+    nodes = list(ast.walk(tree))
+    imported = {alias.name for one in nodes if isinstance(one, ast.Import) for alias in one.names}
+    imported |= {one.module for one in nodes if isinstance(one, ast.ImportFrom)}
+    assert 'braintrace' not in {name.split('.')[0] for name in imported}
+    texts = [getattr(one, 'value', None) for one in nodes if isinstance(one, ast.Constant)]
+    keys = [text.lower() for text in texts if isinstance(text, str) and ' ' not in text]
+    assert not [key for key in keys if any(word in key for word in VERDICTS)]
 
 
 RECORDER = [
@@ -50,18 +44,10 @@ RECORDER = [
 @pytest.mark.parametrize('source', RECORDER, ids=lambda one: one.path)
 def test_the_recorder_has_no_word_for_a_verdict(source):
     """Its names and strings; a docstring may say who judges."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    docs = [
-        getattr(one.body[0], 'value', None)
-        for one in ast.walk(source.tree)
-        if isinstance(one, kinds)
-    ]
-    strings = {
-        one.value
-        for one in ast.walk(source.tree)
-        if isinstance(one, ast.Constant) and one not in docs and isinstance(one.value, str)
-    }
-    assert not strings & {*RESULTS, 'verdict', 'ok'}
+    nodes, kinds = list(ast.walk(source.tree)), ast.Module | ast.ClassDef | ast.FunctionDef
+    docs = [getattr(one.body[0], 'value', None) for one in nodes if isinstance(one, kinds)]
+    constants = {one.value for one in nodes if isinstance(one, ast.Constant) and one not in docs}
+    assert not constants & {*RESULTS, 'verdict', 'ok'}
 
 
 # another framework --------------------------------------------------------------------------------
@@ -150,15 +136,11 @@ def test_an_optimizer_without_a_formula_is_consistent_at_most():
 
 def test_repeated_axes_stand_for_the_same_numbers():
     def shortened(told):
-        traces = told['state'][3]
-        for name in traces:
-            traces[name] = {
-                s: v[..., :1] if (v == v[..., :1]).all() else v for s, v in traces[name].items()
-            }
+        one = lambda v: v[..., :1] if (v == v[..., :1]).all() else v
+        told['state'][3].update({n: jax.tree.map(one, t) for n, t in told['state'][3].items()})
 
-    whole, short = (
-        Foreign(layout='in_out', **options).receipts(1)[0] for options in ({}, {'spoil': shortened})
-    )
+    straight = functools.partial(Foreign, layout='in_out')
+    whole, short = (make().receipts(1)[0] for make in (straight, lambda: straight(spoil=shortened)))
     assert emit(whole) == emit(short)
 
 

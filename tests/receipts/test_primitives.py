@@ -176,23 +176,15 @@ class Made:
             entries = {slot: [node(e[slot]) for e in value] for slot in value[0]}
         return [{'relation': 'op', 'group': 'g', 'entries': entries}]
 
-    def relation(self):
-        return {
-            'name': 'op',
-            'primitive': self.app.primitive.name,
-            'params': {slot: slot for slot in self.app.invars},
-            'groups': ['g'],
-            'source': None,
-            'options': self.options(),
-        }
-
     def topology(self):
+        slots, relation = self.app.invars, {'name': 'op', 'groups': ['g'], 'source': None}
+        relation |= {'primitive': self.app.primitive.name, 'options': self.options()}
         return {
             'cell': 'opaque',
             'readout': None,
             'groups': [{'name': 'g', 'shape': list(self.group[1:]), 'states': ['a', 'b']}],
-            'relations': [self.relation()],
-            'routes': {path: {'kind': 'trace'} for path in self.app.invars},
+            'relations': [relation | {'params': {slot: slot for slot in slots}}],
+            'routes': {path: {'kind': 'trace'} for path in slots},
             'roles': {},
             'constants': {},
         }
