@@ -1,7 +1,5 @@
 """Options of rules and of windows that are refused, each with what was found and what to give."""
 
-import math
-
 import jax
 import numpy as np
 import optax
@@ -39,27 +37,19 @@ REFUSED = [
     (lambda: d_rtrl(credit='half'), "credit is 'half'; choose 'cut' or 'whole'"),
     (lambda: d_rtrl(scope='reach'), "scope is 'reach'; choose 'position' or 'own'"),
     (lambda: es_d_rtrl((0.9, 1.0)), r'the decays are \(0.9, 1.0\)'),
-    (lambda: es_d_rtrl((0.9,)), r'the decays are \(0.9,\)'),
-    (lambda: es_d_rtrl((True, 0.5)), r'the decays are \(True, 0.5\)'),
     (lambda: es_d_rtrl((-0.1, 0.5)), r'give a pair \(a_x, a_f\)'),
     (lambda: es_d_rtrl(True), 'decay_or_rank is True'),
     (lambda: ottt(1.0), 'leak is 1.0'),
-    (lambda: ottt(True), 'leak is True'),
-    (lambda: ottt(-0.5), 'leak is -0.5'),
     (lambda: signs('each'), "scope is 'each'"),
     (lambda: signs(seed=True), 'seed is True'),
-    (lambda: signs(seed=-1), 'seed is -1'),
     (lambda: uoro('lane'), "pair is 'lane'"),
-    (lambda: uoro(seed=0.5), 'seed is 0.5'),
     (lambda: uoro(seed=2**32), r'seed is 4294967296; give an int from 0 to 2\*\*32 - 1'),
     (lambda: rtrl('every'), "layers is 'every'; give 'joint' or 'each'"),
     (lambda: rtrl(keep=0), 'keep is 0; give an int from 1'),
-    (lambda: rtrl(keep=True), 'keep is True'),
     (lambda: rtrl(seed=-1), 'seed is -1; give an int >= 0'),
     (lambda: compiled(rtrl(keep=5)), 'keep is 5, and carry has 4 hidden numbers'),
     (lambda: snap(0), r'n is 0; give an int >= 1 \(same_step\(\) is SnAp-0\)'),
-    (lambda: snap(True), 'n is True'),
-    *((lambda k=k: d_rtrl().filtered(k), IN_RANGE) for k in (1.0, -0.1, True, 'slow', None)),
+    *((lambda k=k: d_rtrl().filtered(k), IN_RANGE) for k in (1.0, -0.1, True, 'slow')),
     (lambda: es_d_rtrl(0.9).filtered(0.9), 'ES_D_RTRL keeps no trace entry.*d_rtrl'),
     (lambda: rules.same_step().filtered(0.9), 'keeps no trace entry.*d_rtrl'),
     (lambda: Feedback('fixed'), "feedback is 'fixed'; choose 'symmetric'"),
@@ -69,10 +59,8 @@ REFUSED = [
     (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
     (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
     (lambda: Feedback('random', scale=0), 'scale is 0; give a standard deviation > 0'),
-    (lambda: Feedback('random', scale=math.inf), 'scale is inf'),
     (lambda: Feedback('random', seed=-1), 'seed is -1; give an int >= 0'),
     (lambda: Feedback('random', ops=3), 'ops is 3; give keys of ops'),
-    (lambda: Feedback('random', ops=()), r'ops is \(\); give keys of ops'),
     (lambda: d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
     (
         lambda: compiled(d_rtrl().with_feedback(Feedback('random', ops=('w', 'hidden')))),
@@ -81,9 +69,7 @@ REFUSED = [
     (lambda: compiled(rules.rflo()), r"finds no readout: give.*\['w'\]"),
     (lambda: windows(inside='exact'), 'its length changes the gradient'),
     (lambda: windows(window=3, inside='exactly'), "inside is 'exactly'; choose 'trace' or"),
-    (lambda: windows(inside=None), 'inside is None'),
     (lambda: windows(keep_trace='drop'), "^keep_trace is 'drop'; choose True or False.$"),
-    (lambda: windows(keep_trace=None), 'keep_trace is None'),
     (lambda: updates(inside=None), 'inside is None'),
 ]
 

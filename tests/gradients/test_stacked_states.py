@@ -69,9 +69,10 @@ ROWS = [
 ]
 
 
-@functools.cache
-def stacked(name, layout, rule):
-    """The case, a learner that keeps all of its states in one array, and the array of a carry."""
+def stacked(name, layout):
+    """The data of a case with all of its states in one array, the cell that keeps them so, and the
+    array of a carry.
+    """
     case = models.case(name)
     names, (join, part) = list(case.carry), LAYOUTS[layout]
     sizes = [case.carry[n].shape[-1] for n in names]
@@ -80,12 +81,11 @@ def stacked(name, layout, rule):
         return {'all': join([jnp.asarray(carry[n]) for n in names])}
 
     def cell(params, carry, x):
-        output, new = case.model.cell(
-            LibraryOps(), params, dict(zip(names, part(carry['all'], sizes), strict=True)), x
-        )
+        states = dict(zip(names, part(carry['all'], sizes), strict=True))
+        output, new = case.model.cell(LibraryOps(), params, states, x)
         return output, pack(new)
 
-    return case, functional.online(cell, RULES[rule]), pack
+    return (case.params, pack(case.carry), case.xs, case.ys, case.loss), cell, pack
 
 
 @functools.cache
@@ -93,24 +93,13 @@ def oracle(case, rule):
     return oracles.dense_recursion(case) if rule == 'D_RTRL' else oracles.es_recursion(case, 0.8)
 
 
-def gradient(name, layout, rule, window, **options):
-    case, learner, pack = stacked(name, layout, rule)
-    run = quick(learner.sequence_grad(case.loss, window=window, reduction='sum'))
-    return run(
-        case.params,
-        learner.init(case.params, pack(case.carry), case.xs[0]),
-        case.xs,
-        case.ys,
-        **options,
-    )[0]
-
-
 @pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name, layout, rule', [(*row, rule) for row in ROWS for rule in RULES])
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
-    case = models.case(name)
-    assert_close(gradient(name, layout, rule, 3), oracles.total(oracle(case, rule)))
-    groups = stacked(name, layout, rule)[1].graph.hidden_groups
+    case, (data, cell, _) = models.case(name), stacked(name, layout)
+    got, learner = learn(cell, RULES[rule], *data, window=3)
+    assert_close(got, oracles.total(oracle(case, rule)))
+    groups = learner.graph.hidden_groups
     assert sorted(len(g.carried) for g in groups) == sorted(len(g) for g in case.model.groups)
 
 
@@ -182,19 +171,11 @@ def recomputed(p, h, x):
     return jnp.array(new)
 
 
-def behind_a_mask(p, h, x):
-    """A mask acts element by element; what the next layer reads is the value before the mask."""
-    new = jnp.stack(list(in_place(p, h, x)))
-    return jnp.where(jnp.ones((B, 1), bool), new, h)
-
-
 WAYS = (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
 
 
 @pytest.mark.tier(quick=3)
-@pytest.mark.parametrize(
-    'layers, rule', [*itertools.product(WAYS, RULES), (behind_a_mask, 'D_RTRL')]
-)
+@pytest.mark.parametrize('layers, rule', itertools.product(WAYS, RULES))
 def test_layers_with_stacked_weights_and_one_state(layers, rule):
     def cell(params, carry, x):
         stack = {
@@ -261,11 +242,12 @@ def test_an_array_that_no_step_takes_apart_goes_with_the_rows_that_it_reads(rule
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', ['rows', 'features'])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
-    case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
-    start = learner.init(case.params, pack(case.carry), case.xs[0])
+    case, (data, cell, pack) = models.case('two_equal_layers'), stacked('two_equal_layers', layout)
     want = oracles.restarted(oracles.dense_recursion, case, FLAGS, case.carry)
-    got = gradient('two_equal_layers', layout, 'D_RTRL', 3, reset=(FLAGS, pack(case.carry)))
+    given = {'reset': (FLAGS, pack(case.carry))}
+    got, learner = learn(cell, RULES['D_RTRL'], *data, window=3, given=given)
     assert_close(got, oracles.total(want))
+    start = learner.init(*data[:2], case.xs[0])
     moved = start.replace(carry={'all': start.carry['all'] + 1.0})
     again = functional.reset(moved, np.array([True, False]), start.carry)
     parts = LAYOUTS[layout][1](
@@ -325,18 +307,12 @@ def half_square(y, _):
     return 0.5 * jnp.sum(y**2)
 
 
-@functools.cache
-def line_learner(name, rule):
+def line(name, rule):
+    """The gradient of a line, and its learner."""
     move = (lambda z, h: (z, h[0], h[1])) if name == 'tuple' else LINES[name]
-    learner = functional.online(line_cell(move), RULES[rule])
-    run = quick(learner.sequence_grad(half_square, window=3, reduction='sum'))
-    start = tuple(LINE_H) if name == 'tuple' else LINE_H
-    return learner, run, learner.init(LINE_W, jax.tree.map(jnp.asarray, start), LINE_X[0])
-
-
-def line_gradient(name, rule, **options):
-    _, run, state = line_learner(name, rule)
-    return run(LINE_W, state, LINE_X, LINE_X, **options)[0]
+    start = jax.tree.map(jnp.asarray, tuple(LINE_H) if name == 'tuple' else LINE_H)
+    data = LINE_W, start, LINE_X, LINE_X, half_square
+    return learn(line_cell(move), RULES[rule], *data, window=3)
 
 
 def line_by_hand():
@@ -353,11 +329,11 @@ def line_by_hand():
 @pytest.mark.parametrize('rule', RULES)
 @pytest.mark.parametrize('name', LINES)
 def test_rows_that_move_are_states_of_one_group(name, rule):
-    want = line_by_hand() if rule == 'D_RTRL' else line_gradient('tuple', rule)
-    assert_close(line_gradient(name, rule), want, 1e-10)
-    graph = line_learner(name, rule)[0].graph
-    (group,) = graph.hidden_groups
-    assert group.name == '0,1,2' and group.shape == (B, N) and not graph.diagnostics
+    want = line_by_hand() if rule == 'D_RTRL' else line('tuple', rule)[0]
+    got, learner = line(name, rule)
+    assert_close(got, want, 1e-10)
+    (group,) = learner.graph.hidden_groups
+    assert group.name == '0,1,2' and group.shape == (B, N) and not learner.graph.diagnostics
 
 
 @pytest.mark.tier(quick=1)
@@ -365,7 +341,8 @@ def test_rows_that_move_are_states_of_one_group(name, rule):
 def test_a_line_step_by_step_and_its_lanes(rule):
     got = {}
     for name in ('roll', 'tuple'):
-        learner, _, first = line_learner(name, rule)
+        learner, start = line(name, rule)[1], tuple(LINE_H) if name == 'tuple' else LINE_H
+        first = learner.init(LINE_W, jax.tree.map(jnp.asarray, start), LINE_X[0])
         state, step, grads = first, quick(learner.grad(half_square)), []
         for x in LINE_X[:4]:
             g, _, _, state = step(LINE_W, state, x, x)

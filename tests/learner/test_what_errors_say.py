@@ -90,7 +90,6 @@ SAID = {
     ),
     r'loss_fn is called as `loss\(outputs, target\)`': lambda: learner.grad(lambda out: out.sum()),
     'no argument windw. Did you mean window': lambda: learner.sequence_grad(loss, windw=3),
-    'no argument carry. Did you mean keep_trace': lambda: learner.sequence_grad(loss, carry=1),
     'no argument trace_dtyp. Did you mean trace_dtype': lambda: rules.d_rtrl(trace_dtyp=3),
     'no argument batch. Did you mean batch_size': lambda: tasks.run(1, 2, 3, 4, batch=3),
     'Policy: there is no argument lanes. Did you mean batched': lambda: braintrace.Policy(lanes=()),
@@ -100,9 +99,6 @@ SAID = {
     ),
     'matmul: there is no argument bia. Did you mean bias': (
         lambda: braintrace.matmul(X, P['w'], bia=0)
-    ),
-    'element_wise: there is no argument weigth. Did you mean weight': (
-        lambda: braintrace.element_wise(weigth=X)
     ),
 }
 SHORT = {'trace_dtype': jnp.bfloat16}
@@ -119,7 +115,7 @@ OPTIONS = [
     (r'the class GRUCell; .* GRUCell\(...\) makes one', made(X, model=lambda: nn.GRUCell)),
     *(
         ('decay|rank', lambda v=v: braintrace.ES_D_RTRL(gru(), v))
-        for v in (1.0, -0.1, 0, -3, True, 'a', None, float('nan'))
+        for v in (1.0, -0.1, 0, True, 'a', float('nan'))
     ),
     ('no argument every. Did you mean update_every', lambda: trained(every=2)),
     ('Losses always come back, as `.losses`', lambda: differentiated(return_value=True)),
