@@ -1,5 +1,6 @@
-"""Gradients in the programs of a GPU, where what moves linearly does so in associative scans: those
-of backpropagation through time, and those of the loops step by step.
+"""Gradients of what moves linearly, in the programs of a GPU, where it does so in associative
+scans, and in those of a CPU, where powers of a decay that no step changes are found once: those of
+backpropagation through time, and those of the loops step by step.
 """
 
 import functools
@@ -68,11 +69,49 @@ def lif(ops, p, h, x):
     return v, {'re': v, 'im': i}
 
 
-CELLS = {f.__name__: f for f in (minlstm, lru, mingru, lru_complex, lif)}
+def leak(ops, p, h, x):
+    """A constant for each unit, which is learnt."""
+    a = jax.nn.sigmoid(ops.element_wise(p['radius']))
+    h = a * h['re'] + (1 - a) * ops.matmul(x, p['z'])
+    return h, {'re': h}
+
+
+def number(ops, p, h, x):
+    """One leak for all units."""
+    h = 0.8 * h['re'] + jnp.tanh(ops.matmul(x, p['z']))
+    return h, {'re': h}
+
+
+def of_lanes(ops, p, h, x):
+    """Another leak for each lane."""
+    h = jnp.linspace(0.5, 0.9, B)[:, None] * h['re'] + ops.matmul(x, p['z'])
+    return h, {'re': h}
+
+
+def one_way(ops, p, h, x):
+    """A current that decays, and a membrane that no other state reads back."""
+    i = jax.nn.sigmoid(ops.element_wise(p['radius'])) * h['im'] + ops.matmul(x, p['z'])
+    v = jnp.exp(-jnp.exp(ops.element_wise(p['angle']))) * h['re'] + i
+    return jnp.tanh(v), {'re': v, 'im': i}
+
+
+def beside_a_gate(ops, p, h, x):
+    """A group with a constant leak, and one whose gate reads the input."""
+    slow = jax.nn.sigmoid(ops.element_wise(p['radius'])) * h['im'] + ops.matmul(x, p['z'])
+    z = jax.nn.sigmoid(ops.matmul(x, p['f']))
+    gated = (1 - z) * h['re'] + z * ops.matmul(x, p['v'])
+    return slow * gated, {'re': gated, 'im': slow}
+
+
+ORDER = minlstm, lru, mingru, number, lif, lru_complex, of_lanes, leak, one_way, beside_a_gate
+CELLS = {f.__name__: f for f in ORDER}
+FEW = 'minlstm', 'lru', 'mingru', 'lru_complex', 'lif'
 HOW = 'cuda', 'cpu'
 RULES = {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.8)}
 NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru': 'z v'}
-NAMES |= {'minlstm': 'radius f i v', 'lif': 'z'}
+NAMES |= {'minlstm': 'radius f i v', 'lif': 'z', 'leak': 'radius z', 'number': 'z'}
+NAMES |= {'of_lanes': 'z', 'one_way': 'radius angle z', 'beside_a_gate': 'radius z v f'}
+TWO = 'minlstm', 'lru', 'lif', 'one_way', 'beside_a_gate'  # that have two states
 
 
 ROUNDED = {
@@ -93,7 +132,7 @@ class Plain:
 def start(name):
     """Parameters, and states to begin with."""
     params = {key: PARAMS[key] for key in NAMES[name].split()}
-    states = {'lru_complex': ['re'], 'mingru': ['re']}.get(name, ['re', 'im'])
+    states = ['re', 'im'] if name in TWO else ['re']
     dtype = complex if name == 'lru_complex' else float
     return params, {key: np.full((B, N), 0.4, dtype) for key in states}
 
@@ -134,14 +173,20 @@ def backpropagated(name, keep):
     return [first, oracles.by_time(cell, params, then, XS, YS, loss, MASK, (FLAGS, fresh(h)))]
 
 
-@in_turn(lambda name, *_: name == 'mingru', name=CELLS, window=[4, None, 3, 1], keep=[True, False])
-def test_d_rtrl_is_backpropagation(name, window, keep):
-    first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, keep)
+@in_turn(
+    lambda name, *_: name == 'mingru',
+    name=CELLS,
+    way=['cuda dropped', 'cpu dropped', 'cuda', 'cpu'],
+    window=[4, 1, None],
+)
+def test_d_rtrl_is_backpropagation(name, way, window):
+    how, keep = way.split()[0], 'dropped' not in way
+    first, grads, *_ = over_two_sequences(name, how, 'd_rtrl', window, keep)
     assert_moves(grads)
     assert_close([first, grads], backpropagated(name, keep), relative=1e-11)
 
 
-@in_turn(none, name=CELLS, window=[None, 4])
+@in_turn(none, name=FEW, window=[None, 4])
 def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
     each = (over_two_sequences(name, how, 'es_d_rtrl', window, True) for how in HOW)
     assert_close(*each, relative=1e-12)
@@ -168,7 +213,7 @@ def lowered(name, how, rule, linear):
         return jax.jit(lambda *at: run(params, state, *at, reset=(FLAGS, h))).lower(XS, YS)
 
 
-@in_turn(lambda name, rule: name == 'lru', name=CELLS, rule=RULES)
+@in_turn(lambda name, rule: name == 'lru', name=FEW, rule=RULES)
 def test_on_a_cpu_the_program_is_that_of_plain_scans(name, rule):
     assert len(set(instructions(name, rule, linear) for linear in ('auto', 'sequential'))) == 1
 
