@@ -9,13 +9,7 @@ from braintrace import rules
 from braintrace.functional import flatten_paths, unflatten_paths
 from tests import models, oracles
 from tests.compare import assert_close
-from tests.gradients.harness import (
-    MASK,
-    by_steps,
-    other_carry,
-    over_sequence,
-    start,
-)
+from tests.gradients.harness import MASK, by_steps, other_carry, over_sequence, start
 from tests.gradients.test_updates import gradients, grouped
 from tests.late import LATE
 from tests.tiers import first, in_turn

@@ -13,14 +13,7 @@ from braintrace.errors import NotSupportedError
 from braintrace.rules import d_rtrl
 from tests import models, oracles
 from tests.compare import added, assert_drawn_close, at
-from tests.gradients.harness import (
-    MASK,
-    by_steps,
-    over_sequence,
-    quick,
-    start,
-    step_program,
-)
+from tests.gradients.harness import MASK, by_steps, over_sequence, quick, start, step_program
 from tests.gradients.rows import FEW
 from tests.late import LATE
 from tests.oracles import dense_recursion as dense

@@ -140,36 +140,12 @@ def test_what_does_not_fit_is_refused(method, monkeypatch):
         online(lif, LastSteps()).init(PARAMS, CARRY, XS[0])
 
 
-class WithoutInput(LastSteps):
-    """The whole past of an op that has no input, which returns its weight."""
-
-    def start(self, pair):
-        if pair.op.x_aval is not None:
-            return super().start(pair)
-        return {'q': jnp.zeros((*pair.coords.shape, pair.group.num_state))}
-
-    def step(self, pair, e, x, d, df):
-        if x is not None:
-            return super().step(pair, e, x, d, df)
-        return {'q': jnp.einsum('...sr,...r->...s', d, e['q']) + df}
-
-    def read(self, pair, e, lam):
-        if pair.op.x_aval is not None:
-            return super().read(pair, e, lam)
-        return {'weight': (lam * e['q']).sum((0, -1))}
-
-
-def test_an_op_without_an_input_is_asked_for_with_none():
+def test_an_op_without_an_input_is_named_where_a_rule_reads_one():
     def leaky(params, h, x):
         h = braintrace.element_wise(params['keep']) * h + braintrace.matmul(x, params['W'])
         return h, h
 
-    params, found = {'keep': np.linspace(0.2, 0.9, N), 'W': PARAMS['W']}, []
-    for rule in WithoutInput(), rules.d_rtrl():
-        learner = online(leaky, rule)
-        state = learner.init(params, CARRY[0], XS[0])
-        found.append(quick(learner.sequence_grad(loss))(params, state, XS, YS).grads)
-    assert_close(*found)
+    params = {'keep': np.linspace(0.2, 0.9, N), 'W': PARAMS['W']}
     with pytest.raises(RuleContractError, match='LastSteps.start, for keep .*This op has no input'):
         online(leaky, LastSteps()).init(params, CARRY[0], XS[0])
 

@@ -106,12 +106,7 @@ VMAPS = [
     mapped('vmap', ensemble()),
     mapped('vmap_weights', ensemble(weights=0), separate(GATE)),
     mapped(
-        'vmap_axis',
-        ensemble(weights=1, axis=1),
-        separate(GATE, 1),
-        (B, E, N),
-        axis=1,
-        lanes=True,
+        'vmap_axis', ensemble(weights=1, axis=1), separate(GATE, 1), (B, E, N), axis=1, lanes=True
     ),
     mapped('vmap_lanes', lanes, shape=(B, N), lanes=True),
     mapped('vmap_cond', lanes_with_branches, TWO, (B, N), lanes=True),

@@ -211,11 +211,7 @@ MIXING = [
     in_recurrence('cumsum', lambda ops, h, r: ops.cumsum(r)),
     in_recurrence('dot', lambda ops, h, r: ops.dot(ops.tanh(r), COSINES)),
     model.row(
-        plain_dot,
-        GATE | {'u': (N, N)},
-        output=shown,
-        name='mix_plain_dot',
-        owner=untraced('u'),
+        plain_dot, GATE | {'u': (N, N)}, output=shown, name='mix_plain_dot', owner=untraced('u')
     ),
     model.row(picked, GATE, output=shown, name='mix_pick', lanes=False),
     in_tail('softmax', lambda ops, y: ops.softmax(y, y), cut_bptt=False),

@@ -162,12 +162,7 @@ MODELS = [
         {'w_in': (I, N), 'w': (N, N), 'leak': (N,)} | OUT,
         owner=untraced('w_in', 'leak'),
     ),
-    row(
-        encoder,
-        {'enc': (I, M), 'w': (M + N, N), 'b': (N,)},
-        output=shown,
-        owner=untraced('enc'),
-    ),
+    row(encoder, {'enc': (I, M), 'w': (M + N, N), 'b': (N,)}, output=shown, owner=untraced('enc')),
     of(old_output, GATE | OUT | {'out_op': READOUT}),
     row(leaky, GATE | OUT | {'out_b': (O,)}, output=op_readout, name='op_readout'),
     of(state_sum, GATE, states('ha')),

@@ -128,14 +128,7 @@ MODELS = [
         groups=(('c1', 'h1'), ('h2',)),
         owner={'z': 1, 'n': 1, 'r': None},
     ),
-    of(
-        spiking_two,
-        SPIKING | {'out': (M, O)},
-        V,
-        groups=alone('v1', 'v2'),
-        smooth=False,
-        **LAYERS,
-    ),
+    of(spiking_two, SPIKING | {'out': (M, O)}, V, groups=alone('v1', 'v2'), smooth=False, **LAYERS),
     of(
         spiking_three,
         SPIKING | {'three': (M + N, N), 'out': (N, O)},

@@ -77,11 +77,7 @@ MODELS = [
     model.row(tied_readout, {'w': (N, N)}, x=(B, N), output=lambda ops, p, h: ops.dot(h, p['w'])),
     whole(learned_decay, {'w': W, 'decay': (N,), 'gain': ()}),
     whole(
-        conv_recurrent,
-        {'k': (3, I + C, C)} | CHANNELS,
-        {'h': (B, L, C)},
-        (B, L, I),
-        name='conv1d',
+        conv_recurrent, {'k': (3, I + C, C)} | CHANNELS, {'h': (B, L, C)}, (B, L, I), name='conv1d'
     ),
     whole(
         conv_recurrent,
