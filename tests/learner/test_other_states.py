@@ -290,18 +290,3 @@ def test_parameters_and_hidden_states_outside_the_model_are_what_they_are_inside
     learner.reset_state()
     np.testing.assert_array_equal(h.value, H)
     assert_close(by_steps(learner, XS, YS, {'w': w}), leaky())
-
-
-def test_an_empty_batch_moves_on_with_zero_gradients():
-    learner = braintrace.compile(braintrace.nn.GRUCell(I, N), D, jnp.zeros((0, I)), batch_size=0)
-
-    def step_fn(x):
-        out = learner(x)
-        return out.sum(), out
-
-    found = learner.etrace_grad(jnp.zeros((T, 0, I)), step_fn=step_fn, window=2, has_aux=True)
-    assert found.losses.shape == (T,) and not found.losses.any()
-    assert learner.model.h.value.shape == (0, N) and found.aux.shape == (T, 0, N)
-    weights = {k: s.value for k, s in learner.param_states.items()}
-    assert_close(found.grads, jax.tree.map(jnp.zeros_like, weights))
-    learner.reset_state(0)

@@ -200,21 +200,3 @@ def test_a_large_trace_is_written_one_step_late():
 
     assert not pending(128)
     assert {(16, 520), (16, 512)} <= pending(512)
-
-
-def long_gradient(**options):
-    (xs, ys), learner = data(60), compiled(**options)
-    return learner, learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=1).grads
-
-
-@pytest.mark.slow
-def test_a_trace_in_bfloat16_takes_less_memory_and_stays_close():
-    """Each write rounds to 8 bits: 60 steps with 60 writes are 2 % off at the worst parameter."""
-    exact, want = long_gradient()
-    short, got = long_gradient(trace_dtype=jnp.bfloat16)
-    assert short.report.memory * 4 == exact.report.memory
-    rows = [row for relation in short.report.relations for row in relation.trace]
-    assert {row.dtype for row in rows} == {'bfloat16'}
-    size = jnp.linalg.norm
-    off = [size(a - b) / size(b) for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
-    assert 1e-6 < max(off) < 0.02, off
