@@ -101,9 +101,7 @@ def sparse_lif(p, c, x):
 
 
 def conv(p, c, x):
-    y = braintrace.conv(
-        x, p['k'], strides=(1,), padding='SAME', dimension_numbers=('NHC', 'HIO', 'NHC')
-    )
+    y = braintrace.conv(x, p['k'], padding='SAME', dimension_numbers=('NHC', 'HIO', 'NHC'))
     h = 0.9 * c['h'] + jnp.tanh(y)
     return h.mean(1) @ p['out'], {'h': h}
 
@@ -128,36 +126,32 @@ def loop(p, c, x):
     return h @ p['out'], {'h': h}
 
 
-OUT = {'out': (N, O)}
-UNITS = {'out': P('m')}
-WHOLE = P(None, 'm')
+def cell(run, shapes, *states, whole=(), **more):
+    """A cell with a readout of N units; weights are cut along their units, or each device has them
+    ``whole``.
+    """
+    cut = {name: P(None, 'm') if len(shape) == 2 else P('m') for name, shape in shapes.items()}
+    specs = cut | dict.fromkeys(whole, P()) | {'out': P('m')}
+    return Cell(run, {**shapes, 'out': (N, O)}, specs, states or ('h',), **more)
+
+
+BOTH = I + N, N
 CELLS: dict[str, Cell] = {
-    'rnn': Cell(rnn, {'w': (I + N, N), 'b': (N,), **OUT}, {'w': WHOLE, 'b': P('m'), **UNITS}),
-    'gru': Cell(
-        gru, {**dict.fromkeys('zrw', (I + N, N)), **OUT}, {**dict.fromkeys('zrw', WHOLE), **UNITS}
-    ),
-    'lstm': Cell(lstm, {'w': (I + N, 4 * N), **OUT}, {'w': WHOLE, **UNITS}, ('c', 'h')),
-    'lstm_apart': Cell(
-        lstm_apart,
-        {**dict.fromkeys('ifgo', (I + N, N)), **OUT},
-        {**dict.fromkeys('ifgo', WHOLE), **UNITS},
-        ('c', 'h'),
-    ),
-    'alif': Cell(alif, {'w': (I + N, N), **OUT}, {'w': WHOLE, **UNITS}, ('v', 'a', 's')),
-    'lru': Cell(lru, {'w': (I, N), 'leak': (N,), **OUT}, {'w': WHOLE, 'leak': P('m'), **UNITS}),
-    'sparse_lif': Cell(
-        sparse_lif, {'w': (I, N), 'r': (N * 4,), **OUT}, {'w': WHOLE, 'r': P(), **UNITS}, ('v',)
-    ),
+    'rnn': cell(rnn, {'w': BOTH, 'b': (N,)}),
+    'gru': cell(gru, dict.fromkeys('zrw', BOTH)),
+    'lstm': cell(lstm, {'w': (I + N, 4 * N)}, 'c', 'h'),
+    'lstm_apart': cell(lstm_apart, dict.fromkeys('ifgo', BOTH), 'c', 'h'),
+    'alif': cell(alif, {'w': BOTH}, 'v', 'a', 's'),
+    'lru': cell(lru, {'w': (I, N), 'leak': (N,)}),
+    'sparse_lif': cell(sparse_lif, {'w': (I, N), 'r': (N * 4,)}, 'v', whole=('r',)),
     'conv': Cell(
-        conv,
-        {'k': (3, 2, 8), 'out': (8, O)},
-        {'k': P(None, None, 'm'), 'out': P('m')},
+        *(conv, {'k': (3, 2, 8), 'out': (8, O)}, {'k': P(None, None, 'm'), 'out': P('m')}),
         state=(B, 8, 8),
         x=(B, 8, 2),
     ),
-    'lora': Cell(lora, {'B': (I, 4), 'A': (4, N), **OUT}, {'B': P(), 'A': WHOLE, **UNITS}),
-    'embedding': Cell(embedding, {'w': (I, N), **OUT}, {'w': WHOLE, **UNITS}, x=(B,), indices=True),
-    'loop': Cell(loop, {'w': (I, N), **OUT}, {'w': WHOLE, **UNITS}),
+    'lora': cell(lora, {'B': (I, 4), 'A': (4, N)}, whole=('B',)),
+    'embedding': cell(embedding, {'w': (I, N)}, x=(B,), indices=True),
+    'loop': cell(loop, {'w': (I, N)}),
 }
 
 

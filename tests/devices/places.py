@@ -109,19 +109,12 @@ def reported() -> dict:
 
 def said_to(learner, p, state, xs, ys) -> list[str]:
     """What each call that is refused says."""
-    calls = [
-        lambda: learner.step(p, state, xs[0]),
-        lambda: learner.vjp(p, state, xs[0]),
-        *(
-            lambda call=call: call(loss)(p, state, xs[0], ys[0])
-            for call in (learner.grad, learner.heads, learner.observed)
-        ),
-        lambda: learner.sequence_grad(loss)(p, state, xs, ys),
-    ]
-    found = []
-    for call in calls:
+    found, at = [], (p, state, xs[0])
+    of_steps = [call(loss) for call in (learner.grad, learner.heads, learner.observed)]
+    calls = [(learner.step, at), (learner.vjp, at), *((call, (*at, ys[0])) for call in of_steps)]
+    for call, args in [*calls, (learner.sequence_grad(loss), (p, state, xs, ys))]:
         try:
-            call()
+            call(*args)
         except StructureError as error:
             found.append(str(error))
     return found
@@ -222,18 +215,6 @@ def alone() -> list[bool]:
 if __name__ == '__main__':
     jax.config.update('jax_enable_x64', True)
     inits = [(kind, jitted) for kind in (AUTO, EXPLICIT) for jitted in (False, True)]
-    print(
-        json.dumps(
-            {
-                'alone': alone(),
-                'unshared': unshared(),
-                'explicit': explicit(),
-                'init': [of_init(*row) for row in inits if row != (AUTO, True)],
-                'module': of_a_module(),
-                'report': reported(),
-                'refused': refused(),
-                'exported': exported(),
-                'outside': outside(),
-            }
-        )
-    )
+    found = {f.__name__: f() for f in (alone, unshared, explicit, refused, exported, outside)}
+    found['init'] = [of_init(*row) for row in inits if row != (AUTO, True)]
+    print(json.dumps(found | {'module': of_a_module(), 'report': reported()}))

@@ -123,11 +123,7 @@ def compiled_of(row: Row):
 
 def found(row: Row) -> dict:
     program, args, learner = compiled_of(row)
-    text, state = program.as_text(), args[1]
-    shards = [a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(state.trace)]
-    shard, held = max(shards), sum(shards)
-    whole = max(a.nbytes for a in jax.tree.leaves(state.trace))
-    moved = hlo.collectives(text)
+    text, traces = program.as_text(), jax.tree.leaves(args[1].trace)
     cell, dtype = CELLS[row.cell], jnp.result_type(float)
     weights = sum(a.nbytes for a in jax.tree.leaves(args[0]))
     inputs = cell.data(dtype), cell.params(dtype), cell.carry(dtype)
@@ -138,12 +134,10 @@ def found(row: Row) -> dict:
     return {
         'moved': hlo.moved(text),
         'weights': weights * CALLS[row.call],
-        'collectives': [[c.opcode, c.size, c.turns, c.shapes] for c in moved],
+        'collectives': [[c.opcode, c.size, c.turns, c.shapes] for c in hlo.collectives(text)],
         'bytes': dtype.itemsize,
-        'trace': shard,
-        'whole trace': whole,
-        'state': held,
-        'temporary': program.memory_analysis().temp_size_in_bytes,
+        'trace': max(a.addressable_shards[0].data.nbytes for a in traces),
+        'whole trace': max(a.nbytes for a in traces),
         'error': max(errors(got, wanted).values()),
     }
 

@@ -1,5 +1,7 @@
 """Where the arrays of a learner lie on a mesh, and what is refused."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -21,6 +23,11 @@ def compiled():
     p, c, (xs, _) = CELL.params(dtype), CELL.carry(dtype), CELL.data(dtype)
     jax.eval_shape(learner.init, p, c, xs[0])
     return learner
+
+
+def of_a_module(lanes: int):
+    cell, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((lanes, 2))
+    return braintrace.compile(cell, 'D_RTRL', x, batch_size=lanes)
 
 
 @pytest.mark.slow
@@ -59,10 +66,9 @@ def test_eight_devices_have_their_parts_and_say_so():
 )
 def test_specs_that_do_not_fit_a_mesh_are_refused(specs, axis, mesh, words):
     whole = dict.fromkeys(CELL.shapes)
+    mesh = AbstractMesh(tuple(mesh.values()), tuple(mesh))
     with pytest.raises(OptionError, match=words):
-        compiled().partition_specs(
-            whole | specs, axis, AbstractMesh(tuple(mesh.values()), tuple(mesh))
-        )
+        compiled().partition_specs(whole | specs, axis, mesh)
 
 
 def test_a_mesh_is_a_mesh_and_the_report_needs_one():
@@ -74,26 +80,20 @@ def test_a_mesh_is_a_mesh_and_the_report_needs_one():
 
 
 def test_a_report_says_who_exchanges_what():
-    learner, whole = compiled(), dict.fromkeys(CELL.shapes)
-    mesh = AbstractMesh((4, 2), ('b', 'm'))
-    lanes = learner.report.at(16, batch_axis='b', mesh=mesh)
-    assert lanes.share == learner.report.at(16, param_specs=whole, batch_axis='b', mesh=mesh).share
+    whole, mesh = dict.fromkeys(CELL.shapes), AbstractMesh((4, 2), ('b', 'm'))
+    at = partial(compiled().report.at, 16, batch_axis='b', mesh=mesh)
+    lanes, both = at(), at(param_specs=whole | {'w': P(None, 'm')})
+    assert lanes.share == at(param_specs=whole).share
     assert not lanes.share.units_apart and 'at each step' not in str(lanes)
-    cut = whole | {'w': P(None, 'm')}
-    both = learner.report.at(16, param_specs=cut, batch_axis='b', mesh=mesh)
     assert both.share.units_apart and both.share.gradient < lanes.share.gradient
     assert 'for each gradient, and inputs and states at each step' in str(both)
 
 
 def test_a_report_of_a_module_takes_names_of_its_parameters():
-    x = jnp.zeros((4, 2))
-    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=4)
-    mesh = AbstractMesh((2, 2), ('b', 'm'))
+    learner, mesh = of_a_module(4), AbstractMesh((2, 2), ('b', 'm'))
+    at = partial(learner.report.at, 4, batch_axis='b', mesh=mesh)
     specs = {'W/weight': {'weight': P(None, 'm'), 'bias': P('m')}}
-    shares = [
-        learner.report.at(4, param_specs=given, batch_axis='b', mesh=mesh).share
-        for given in (None, specs)
-    ]
+    shares = [at(param_specs=given).share for given in (None, specs)]
     assert [share.units_apart for share in shares] == [False, True]
     assert shares[1].held < shares[0].held
 
@@ -107,9 +107,7 @@ def test_a_report_of_a_module_takes_names_of_its_parameters():
     ids=['abstract', 'explicit'],
 )
 def test_a_module_is_placed_on_devices_with_automatic_axes(mesh):
-    learner = braintrace.compile(
-        braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3
-    )
+    learner = of_a_module(3)
     before = learner.etrace.value['t'].sharding
     with pytest.raises(OptionError, match='with automatic axes: `jax.make_mesh'):
         learner.place(mesh() if callable(mesh) else mesh, batch_axis='b')
@@ -117,8 +115,7 @@ def test_a_module_is_placed_on_devices_with_automatic_axes(mesh):
 
 
 def test_a_module_refuses_specs_of_another_model():
-    x = jnp.zeros((3, 2))
-    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=3)
+    learner = of_a_module(3)
     with pytest.raises(OptionError, match='the model has no such parameter'):
         learner.partition_specs({'w': P()})
     of_layer = {'weight': P(None, 'm'), 'bias': P('m')}
