@@ -23,7 +23,6 @@ from tests.compare import assert_close
 from tests.late import LATE
 from tests.models.library import LibraryOps
 from tests.models.model import B, I, N, O, squared
-from tests.models.ops import _spike_jvp as spike
 from tests.verify.asked import diagnosed, row_of, said
 from tests.verify.expected import expected
 
@@ -235,26 +234,6 @@ def test_what_is_lost_is_named_with_its_places_and_advice_that_fits():
     assert 'etp_mm (upper/W/weight/weight) [' in through
     assert through.endswith("or take exact windows (inside='exact').")
     assert not any('at every step' in text for text in got.findings)
-
-
-@pytest.mark.slow
-def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_without_a_gru():
-    def cell(p, c, x):
-        v = 0.9 * c['v'] - c['z'] + braintrace.matmul(jnp.concatenate([x, c['z']], -1), p['W'])
-        a = 0.9 * c['a'] + c['z']
-        z = spike(v - 1 - 0.1 * a)
-        r = 0.9 * c['r'] + braintrace.matmul(z, p['U'])
-        return r, {'v': v, 'a': a, 'z': z, 'r': r, 'u': 0.9 * c['u'] + braintrace.matmul(r, p['L'])}
-
-    params = {'W': jnp.ones((I + N, N)), 'U': jnp.ones((N, 2)), 'L': jnp.ones((2, 1))}
-    sizes = {'v': N, 'a': N, 'z': N, 'r': 2, 'u': 1}
-    carry = {name: jnp.zeros((1, size)) for name, size in sizes.items()}
-    got = diagnosed(cell, jnp.ones((6, 1, I)), jnp.zeros((6, 1, 2)), params, carry)
-    mixed = said(got, 'Units of a,v read each other at etp_mm (W) [')
-    assert mixed.endswith('let each unit read only itself from step to step.')
-    paths = [t for t in got.findings if t.startswith('The temporal path of a,v through the state')]
-    assert paths
-    assert all(('the states of r and u is' in text) == (' r and u ' in text) for text in paths)
 
 
 def test_silent_and_saturated_units_are_counted_by_their_states():
