@@ -12,6 +12,7 @@ import pytest
 import braintrace
 from braintrace import rules, tasks
 from tests.benches import modules
+from tests.compare import assert_close
 from tests.functional.plain import drawn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,13 +135,11 @@ def todo(board):
 
 @pytest.mark.nightly
 def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, capsys):
-    jax_cache = tmp_path / 'cache'
-    monkeypatch.setattr(board.results, 'CACHE', jax_cache)
+    monkeypatch.setattr(board.results, 'CACHE', tmp_path / 'cache')
     short = [setting._replace(updates=2) for setting in board.results.quick()]
     monkeypatch.setattr(board.results, 'quick', lambda: short)
-    monkeypatch.setattr(
-        sys, 'argv', ['results.py', '--quick', '--output', str(tmp_path / 'r.json')]
-    )
+    asked = ['results.py', '--quick', '--output', str(tmp_path / 'r.json')]
+    monkeypatch.setattr(sys, 'argv', asked)
     board.results.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + sum(len(s.rows()) for s in short)
@@ -159,10 +158,8 @@ def test_the_page_and_readme_are_those_of_the_records_that_are_kept(board):
 
 
 def test_agents_have_their_rows_and_a_picture(board, tmp_path):
-    kept, acting = (
-        json.loads(board.acting.PATH.read_text(encoding='utf-8'))['records'],
-        board.acting,
-    )
+    acting = board.acting
+    kept = json.loads(acting.PATH.read_text(encoding='utf-8'))['records']
     wanted = {key for s in acting.settings() for key in acting.keys(s)}
     assert {(r['task'], r['net'], r['row']) for r in kept} == wanted | {acting.STEPS}
     assert all(len(r['scores']) == len(acting.SEEDS) for r in kept if r['task'] != acting.STEPS[0])
@@ -176,10 +173,8 @@ def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, ca
     at = str(tmp_path / 'r.json')
     monkeypatch.setattr(sys, 'argv', ['acting.py', '--quick', '--output', at])
     board.acting.main()
-    assert (
-        'chain 20 with 3 distractors, batch of 8, 8,000 steps | RTU | actor-critic, D_RTRL: '
-        in capsys.readouterr().out
-    )
+    row = 'chain 20 with 3 distractors, batch of 8, 8,000 steps | RTU | actor-critic, D_RTRL: '
+    assert row in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -211,11 +206,7 @@ def test_windows_are_reverse_mode_through_their_steps(board, rolling):
         (value, h), want = jax.value_and_grad(last, has_aux=True)(p)
         states.append(h)
         np.testing.assert_allclose(q[1], value, rtol=1e-5)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-            pull((jax.numpy.array([0.0, 1.0]),)),
-            want,
-        )
+        assert_close(pull((jax.numpy.array([0.0, 1.0]),)), want, 1e-4, 1e-6)
 
 
 def test_a_prediction_is_compared_with_the_return_that_followed(board):
@@ -240,11 +231,8 @@ def test_the_column_of_cosines_shows_no_number_that_is_not_known(board):
 def test_the_cosines_of_a_row_are_one_where_its_rule_is_exact(board):
     task, results = tasks.adding(4), board.results
     setting = results.Setting(task, 'minLSTM 32', 4, 1e-2, 8, 0.1)
-    same_step, exact, bptt = (
-        results.cosines(setting, way, 1)
-        for way in results.WAYS
-        if way.name in ('same step, Adam', 'D_RTRL', 'BPTT')
-    )
+    ways = [w for w in results.WAYS if w.name in ('same step, Adam', 'D_RTRL', 'BPTT')]
+    same_step, exact, bptt = (results.cosines(setting, way, 1) for way in ways)
     assert bptt is None
     assert np.array(exact)[:, 0] == pytest.approx(1, abs=1e-5)
     assert all(value < 0.99 for value, _ in same_step)

@@ -11,9 +11,19 @@ STEPS, RESTART, LANES, SEED, UNITS = 15, 6, 2, 3, 64
 
 
 @pytest.fixture(scope='module')
-def bench():
-    with modules('streams') as found:
-        yield found.streams
+def boards():
+    with modules('streams', 'streams_page') as found:
+        yield found
+
+
+@pytest.fixture
+def bench(boards):
+    return boards.streams
+
+
+@pytest.fixture
+def page(boards):
+    return boards.streams_page
 
 
 def sized(bench):
@@ -74,10 +84,8 @@ def test_a_published_setting_is_learnt_as_the_textbook_says(bench, row, rule):
         brainstate.random.seed(SEED)
         net = bench.BUILT[way.net](task).net
         net = getattr(net, 'net', net)
-        weights = [
-            [layer.weight.value[k] for k in ('weight', 'bias')]
-            for layer in (net.cell.W, net.readout)
-        ]
+        layers = (layer.weight.value for layer in (net.cell.W, net.readout))
+        weights = [[values[k] for k in ('weight', 'bias')] for values in layers]
         assert found.losses.dtype == weights[0][0].dtype == np.float64
         expected = by_hand(*weights, xs, ys, rule)
     np.testing.assert_allclose(found.losses[0], expected, rtol=1e-9)
@@ -152,17 +160,13 @@ def test_restarts_begin_at_zero(bench):
     np.testing.assert_array_equal(xs[1:, :, 0], ys[:-1, :, 0])
 
 
-def test_many_tests_at_once_are_told_by_holm():
-    with modules('streams_page') as found:
-        told = found.streams_page.holm([0.01, 0.04, 0.03, 0.5])
-    np.testing.assert_allclose(told, [0.04, 0.09, 0.09, 0.5])
+def test_many_tests_at_once_are_told_by_holm(page):
+    np.testing.assert_allclose(page.holm([0.01, 0.04, 0.03, 0.5]), [0.04, 0.09, 0.09, 0.5])
 
 
-def test_a_published_figure_is_met_within_both_deviations():
-    with modules('streams_page') as found:
-        board = found.streams_page
-        assert board.within((1.0, 0.1, 1.19, 0.1)) and not board.within((1.0, 0.1, 1.21, 0.1))
-        alone = {'task': 'Henon', 'net': board.PLAIN, 'row': 'RTRL', 'scores': [0.006]}
-        assert board.pairs([alone]) == {('Henon', 'RTRL'): (0.006, 0.001, 0.0052, 0.001)}
-        assert '`Henon | tanh 64 | RTRL`' not in board.streams_missing([alone])
-        assert '`Henon | tanh 64 | SnAp-1`' in board.streams_missing([alone])
+def test_a_published_figure_is_met_within_both_deviations(page):
+    assert page.within((1.0, 0.1, 1.19, 0.1)) and not page.within((1.0, 0.1, 1.21, 0.1))
+    alone = {'task': 'Henon', 'net': page.PLAIN, 'row': 'RTRL', 'scores': [0.006]}
+    assert page.pairs([alone]) == {('Henon', 'RTRL'): (0.006, 0.001, 0.0052, 0.001)}
+    assert '`Henon | tanh 64 | RTRL`' not in page.streams_missing([alone])
+    assert '`Henon | tanh 64 | SnAp-1`' in page.streams_missing([alone])

@@ -81,11 +81,9 @@ class Run:
 
     def step(self, x):
         self.x, self.now = x, {}
-        (last,) = (
-            name
-            for name, node in self.nodes.items()
-            if type(node).__name__ == 'Output' and not any(name in r for r in self.reads.values())
-        )
+        read = {name for names in self.reads.values() for name in names}
+        outputs = {name for name, node in self.nodes.items() if type(node).__name__ == 'Output'}
+        (last,) = outputs - read
         y = self.value(last)
         for name, node in self.nodes.items():
             self.value(name)
@@ -261,20 +259,19 @@ class Drawn:
 
     def plain(self, kind, name):
         make = {
-            'Scale': lambda: self.nir.Scale(self.between(-2, 2)),
-            'Threshold': lambda: self.nir.Threshold(self.between(-0.5, 0.5)),
-            'Delay': lambda: self.nir.Delay(
+            'Scale': lambda: self.between(-2, 2),
+            'Threshold': lambda: self.between(-0.5, 0.5),
+            'Delay': lambda: (
                 DT * self.pick([self.rng.integers(0, 4, self.shape), np.full(self.shape, 2)])
             ),
         }
-        self.add(name, make[kind](), self.shape)
+        self.add(name, getattr(self.nir, kind)(make[kind]()), self.shape)
 
     def neuron(self, name):
         kind = self.pick(['I', 'IF', 'LI', 'LIF', 'CubaLI', 'CubaLIF'])
-        ranges = dict(
-            tau=(2e-3, 2e-2), tau_syn=(2e-3, 2e-2), tau_mem=(2e-3, 2e-2), v_leak=(-0.2, 0.3)
-        )
+        ranges = dict.fromkeys(('tau', 'tau_syn', 'tau_mem'), (2e-3, 2e-2))
         ranges |= dict(v_threshold=(0.1, 0.6), v_reset=(-0.3, 0.05), w_in=(0.5, 2.0))
+        ranges['v_leak'] = (-0.2, 0.3)
         ranges['r'] = (100, 400) if kind in ('I', 'IF') else (0.5, 3.0)
         node = getattr(self.nir, kind)
         names = [n for n in node.__dataclass_fields__ if n in ranges]
@@ -282,13 +279,10 @@ class Drawn:
         recurrent = len(self.shape) == 1 and self.rng.random() < 0.6
         if not recurrent:
             return self.add(name, node, self.shape)
-        n = self.shape[0]
+        n, size = self.shape[0], np.array(self.shape)
         weights = self.nir.Affine(0.5 * self.normal(n, n), 0.2 * self.normal(n))
         if self.rng.random() < 0.5:  # in a subgraph
-            ends = {
-                'input': self.nir.Input(np.array([n])),
-                'output': self.nir.Output(np.array([n])),
-            }
+            ends = {'input': self.nir.Input(size), 'output': self.nir.Output(size)}
             loop = [('input', 'unit'), ('unit', 'back'), ('back', 'unit'), ('unit', 'output')]
             inner = {**ends, 'unit': node, 'back': weights}
             node = self.nir.NIRGraph(inner, loop, type_check=False)
