@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from meter import gru
+from cells import Spec, cell, loss_of
 from printer import PICTURES, figure
 from runner import RESULTS, keep, versions
 
@@ -28,6 +28,7 @@ PATH, PICTURE = RESULTS / 'credit.json', PICTURES / 'credit.png'
 DELAYS, SHARES = (4, 8, 16, 32, 64), (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 UNITS, BATCH, STEPS, UPDATES = 16, 16, 128, 400
 RATES, SEEDS = (3e-3, 1e-2), (1, 2, 3)
+GRU = partial(cell, Spec('gru', UNITS, 3, STEPS, BATCH))
 RULES = {'same step': rules.same_step(), 'D_RTRL': rules.d_rtrl()}
 DIRECTIONS, READINGS = 4, 8
 LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -44,13 +45,9 @@ def sample(key, delay, share):
     return xs, ys, (since >= delay - told).astype(jnp.float32)
 
 
-def loss(outputs, target):
-    return jnp.mean((outputs - target) ** 2)
-
-
 def first_weights(seed):
     keys = jax.random.split(jax.random.key(seed), 4)
-    shapes = {**dict.fromkeys('zrh', (3 + UNITS, UNITS)), 'out': (UNITS, 2)}
+    shapes = {**dict.fromkeys(('z0', 'r0', 'h0'), (3 + UNITS, UNITS)), 'out': (UNITS, 2)}
     return {k: jax.random.normal(key, s) / s[0] ** 0.5 for key, (k, s) in zip(keys, shapes.items())}
 
 
@@ -58,10 +55,11 @@ class Lane:
     """One setting, learning rate and seed, of a rule; functions for ``jax.vmap``."""
 
     def __init__(self, rule):
-        self.learner, self.carry = functional.online(gru, rule), jnp.zeros((BATCH, UNITS))
-        self.gradient = self.learner.sequence_grad(loss, keep_trace=False)
+        self.learner = functional.online(GRU, rule)
+        self.carry = {'state0': jnp.zeros((BATCH, UNITS))}
+        self.gradient = self.learner.sequence_grad(loss_of, keep_trace=False)
         self.meter = verify.Meter(
-            self.learner, loss, directions=DIRECTIONS, keep=DIRECTIONS * READINGS
+            self.learner, loss_of, directions=DIRECTIONS, keep=DIRECTIONS * READINGS
         )
         self.adam = optax.scale_by_adam()
 
@@ -89,7 +87,7 @@ class Lane:
         def of(i):
             key = jax.random.fold_in(jax.random.key(seed), -1 - i)
             xs, ys, mask = sample(key, delay, share)
-            step = lambda h, x: gru(params, h, x)[::-1]
+            step = lambda h, x: GRU(params, h, x)[::-1]
             outputs = jax.lax.scan(step, self.carry, xs)[1]
             return jnp.average(((outputs - ys) ** 2).mean((1, 2)), weights=mask)
 

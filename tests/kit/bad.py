@@ -176,28 +176,18 @@ def lambda_as_static():
     return lambda x, weight: primitive(x, weight, fn=lambda y: y)
 
 
-def lowered(lowering):
-    """The dense product with this lowering."""
+def on_cpu(lowering=None, trace_kernel=None):
+    """The dense product with this lowering, and this fused update of its trace."""
     primitive = dense()
-    primitive.lowering['cpu'] = lowering
+    for table, own in (('lowering', lowering), ('trace_kernel', trace_kernel)):
+        getattr(primitive, table).update({} if own is None else {'cpu': own})
     return primitive
 
 
-def updated(kernel):
-    """The dense product with this fused update of its trace."""
-    primitive = dense()
-    primitive.trace_kernel['cpu'] = kernel
-    return primitive
-
-
-def kernel_of_one_state():
-    """It leaves out what one state does to another."""
-
-    def kernel(d, trace, d_f, x, weights):
-        kept = jnp.einsum('boss,bios->bios', d, trace['weight'])
-        return {'weight': kept + jnp.einsum('bos,bi->bios', d_f, x)}
-
-    return updated(kernel)
+def of_one_state(d, trace, d_f, x, weights):
+    """A kernel that leaves out what one state does to another."""
+    kept = jnp.einsum('boss,bios->bios', d, trace['weight'])
+    return {'weight': kept + jnp.einsum('bos,bi->bios', d_f, x)}
 
 
 def reversed_by(impl=product, **forms):
@@ -206,29 +196,24 @@ def reversed_by(impl=product, **forms):
     return dense(impl=impl, reverse=rule, xy_to_dw=reverse_of(product))
 
 
-def wrong_forward():
+def twice_forward(inputs, params):
     """It keeps x from the forward pass, and the product twice."""
-
-    def forward(inputs, params):
-        x, weight = inputs
-        return 2 * (x @ weight), lambda _x, _y, d, *more: [d @ weight.T, x.T @ d]
-
-    return reversed_by(forward=forward)
+    x, weight = inputs
+    return 2 * (x @ weight), lambda _x, _y, d, *more: [d @ weight.T, x.T @ d]
 
 
-def wrong_backward():
-    def backward(inputs, outputs, grads, params, required):
-        return [grads @ inputs[1].T, 2 * (inputs[0].T @ grads)]
-
-    return reversed_by(backward=backward)
+def twice_backward(inputs, outputs, grads, params, required):
+    return [grads @ inputs[1].T, 2 * (inputs[0].T @ grads)]
 
 
-def backward_of_y_alone():
-    def backward(inputs, outputs, grads, params, required):
-        x, weight = inputs
-        return [grads[0] @ weight.T, x.T @ grads[0]]
+def backward_of_y(inputs, outputs, grads, params, required):
+    """Of two results."""
+    x, weight = inputs
+    return [grads[0] @ weight.T, x.T @ grads[0]]
 
-    return reversed_by(lambda x, weight: (x @ weight, jnp.sin(x @ weight)), backward=backward)
+
+def and_its_sine(x, weight):
+    return x @ weight, jnp.sin(x @ weight)
 
 
 class Bad(NamedTuple):
@@ -289,10 +274,10 @@ BAD = {
     'any unit': Bad(any_unit, {'L11'}, cases=[(shapes((4, 3), (3, 5), (5,)), {})]),
     'lambda as static': Bad(lambda_as_static, {'L12'}, cases=DENSE),
     'other numbers on cpu': Bad(
-        lambda: lowered(lambda x, weight: 2 * (x @ weight)), {'L13'}, {'L1', 'L9'}
+        lambda: on_cpu(lambda x, weight: 2 * (x @ weight)), {'L13'}, {'L1', 'L9'}
     ),
-    'kernel of one state': Bad(kernel_of_one_state, {'L13'}),
-    'wrong forward': Bad(wrong_forward, {'L14'}),
-    'wrong backward': Bad(wrong_backward, {'L14'}),
-    'backward of y alone': Bad(backward_of_y_alone, {'L14'}),
+    'kernel of one state': Bad(lambda: on_cpu(trace_kernel=of_one_state), {'L13'}),
+    'wrong forward': Bad(lambda: reversed_by(forward=twice_forward), {'L14'}),
+    'wrong backward': Bad(lambda: reversed_by(backward=twice_backward), {'L14'}),
+    'backward of y alone': Bad(lambda: reversed_by(and_its_sine, backward=backward_of_y), {'L14'}),
 }

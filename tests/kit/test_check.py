@@ -158,9 +158,9 @@ def forward(inputs, params):
 @pytest.mark.parametrize(
     ('make', 'law'),
     [
-        (lambda: bad.lowered(lambda x, weight: jnp.einsum('bi,io->bo', x, weight)), 'L13'),
-        (lambda: bad.updated(fused), 'L13'),
-        (lambda: bad.updated(fused_for_one_state), 'L13'),
+        (lambda: bad.on_cpu(lambda x, weight: jnp.einsum('bi,io->bo', x, weight)), 'L13'),
+        (lambda: bad.on_cpu(trace_kernel=fused), 'L13'),
+        (lambda: bad.on_cpu(trace_kernel=fused_for_one_state), 'L13'),
         (lambda: bad.reversed_by(backward=backward), 'L14'),
         (lambda: bad.reversed_by(forward=forward), 'L14'),
     ],

@@ -160,7 +160,7 @@ def test_battleship_pays_new_hits_in_a_sea_of_whole_ships():
 def test_ships_lie_in_one_row_or_column_and_apart():
     """With one ship left out of four each sea is still made of straight pieces."""
     env = environments.battleship()
-    sea = np.asarray(env.reset(jax.random.key(5))['sea']).reshape(8, 8)
+    sea = np.asarray(jax.jit(env.reset)(jax.random.key(5))['sea']).reshape(8, 8)
     pieces = lambda size: [
         frozenset((r + k * down, c + k * (1 - down)) for k in range(size))
         for down in (0, 1)
@@ -176,7 +176,7 @@ def test_ships_lie_in_one_row_or_column_and_apart():
 
 def test_concentration_pays_pairs_as_its_rules_say():
     env = environments.concentration()
-    cards = np.asarray(env.reset(jax.random.key(1))['cards'])
+    cards = np.asarray(jax.jit(env.reset)(jax.random.key(1))['cards'])
     red, black = np.flatnonzero(cards == 0), np.flatnonzero(cards == 1)
     a, b, c = red[:3]
     x, y = black[:2]
@@ -238,10 +238,10 @@ def test_the_pendulum_swings_by_the_published_equations():
 
 def test_the_cart_moves_by_the_published_equations():
     env = environments.cartpole(positions_only=False, steps=40)
-    state = env.reset(jax.random.key(3))
+    state, step = env.reset(jax.random.key(3)), jax.jit(env.step)
     place, speed, angle, turn = np.asarray(state['x'], float)
     for action in (1, 0, 1, 1, 0):
-        state, reward, done = env.step(jax.random.key(0), state, jnp.array(action))
+        state, reward, done = step(jax.random.key(0), state, jnp.array(action))
         force = 10.0 if action else -10.0
         inner = (force + 0.1 * 0.5 * turn**2 * np.sin(angle)) / 1.1
         down = 0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)
