@@ -1,4 +1,4 @@
-"""How control flow is lowered: unrolled, descended, recomputed, moved out of a loop; its cost."""
+"""How a step is lowered: loops unrolled and descended, branches, checkpoints, effects; its cost."""
 
 import jax
 import jax.numpy as jnp
@@ -269,3 +269,36 @@ def test_movement_that_cancels_over_a_loop_is_no_mixing():
         return jnp.concatenate(parts, 1) + mm(x, p['w'])
 
     assert not compiled(shown(cell), unroll=0)[0].graph.mixing
+
+
+def test_what_comes_into_a_loop_is_followed_into_its_next_iteration():
+    def cell(p, h, x):
+        y = mm(x, p['w'])
+
+        def turn(carry, _):
+            late, total = carry
+            return (y, total + late), None
+
+        (_, total), _ = lax.scan(turn, (jnp.zeros_like(h), jnp.zeros_like(h)), length=40)
+        return 0.5 * h + total
+
+    graph = compiled(shown(cell))[0].graph
+    (relation,) = graph.hidden_param_op_relations
+    assert relation.only_through_groups and [d.path for d in graph.diagnostics] == ['a']
+
+
+def test_a_state_behind_a_change_of_shape_has_the_lanes_of_its_batch():
+    flat = shown(lambda p, h, x: (0.5 * h.ravel() + mm(x, p['w']).ravel()).reshape(h.shape))
+    learner, state = compiled(flat)
+    assert learner.graph.lanes == B and state.t.shape == (B,)
+
+
+def test_side_effects_of_the_step_are_kept(capfd):
+    def cell(p, h, x):
+        jax.debug.print('seen {s}', s=x[0, 0])
+        return jnp.tanh(mm(x, p['w']))
+
+    learner, state = compiled(shown(cell))
+    learner.step(W, state, X[0])
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count('seen -1.0') == 1

@@ -46,8 +46,6 @@ def line_of(text):
     return f'{__file__}:{at} ('
 
 
-# which equation becomes which op ------------------------------------------------------------------
-
 ROWS = {
     'product': (lambda p, h, x: h + (p['w'].T @ x.T).T, 'dot_general', 'etp_einsum_mm', 'w'),
     'convolution': (
@@ -144,9 +142,6 @@ def test_by_default_nothing_is_marked():
         compiled(lambda p, h, x: 0.9 * h + x @ p['w'], None)
 
 
-# what is left, and errors -------------------------------------------------------------------------
-
-
 def in_a_while(p, h, x):
     add = lambda c: (c[0] + 1, c[1] + p['b'])
     return lax.while_loop(lambda c: c[0] < 3, add, (0, h))[1] + x @ p['w']  # left
@@ -225,9 +220,6 @@ def test_another_mark_is_refused():
             Policy(mark=mark)
     with pytest.raises(OptionError, match='mark is'):
         functional.online(lambda p, h, x: (h, h), D_RTRL, mark='all')
-
-
-# learners of brainstate models --------------------------------------------------------------------
 
 
 class Plain(brainstate.nn.Module):

@@ -86,9 +86,6 @@ def all_in(words, text):
     assert all(word in text for word in words), f'{words} expected in: {text}'
 
 
-# -- refused ---------------------------------------------------------------------------------------
-
-
 @over([*REFUSED, *(row for row in MODULES if row.error)], 'record')
 def test_a_refused_model_is_told_what_where_and_what_to_do(row):
     with pytest.raises(row.error) as caught:
@@ -107,8 +104,6 @@ def test_a_refused_model_is_told_what_where_and_what_to_do(row):
 def test_what_one_policy_refuses_another_accepts(row):
     assert compiled(row, Policy()).graph.hidden_param_op_relations
 
-
-# -- degraded --------------------------------------------------------------------------------------
 
 WITH_MODULES = [*DEGRADED, *(row for row in MODULES if row.error is None)]
 
@@ -151,9 +146,6 @@ def test_a_strict_policy_refuses_it_at_the_same_lines(row):
     assert {place for place in PLACE.findall(str(caught.value)) if place} == {
         row.place(mark) for mark in row.strict
     }
-
-
-# -- gradients -------------------------------------------------------------------------------------
 
 
 def loss(output):

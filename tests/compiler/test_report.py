@@ -73,23 +73,14 @@ def place(marker, fn=gru):
 
 
 def test_the_axes_of_a_rule_that_are_not_as_by_default_have_a_line():
-    shape = shapes(w=(I + N, N))
+    def lines(**axes):
+        return str(gru_learner(rules.d_rtrl(**axes)).report).splitlines()[2:4]
 
-    def lines(rule):
-        learner = compiled(
-            lambda p, h, x: 2 * (jnp.tanh(mm(join(x, h), p['w'])),),
-            shape,
-            state(),
-            seen(),
-            rule=rule,
-        )
-        return str(learner.report).splitlines()[2:4]
-
-    whole, own = lines(rules.d_rtrl(credit='whole')), lines(rules.d_rtrl(scope='own'))
+    whole, own = lines(credit='whole'), lines(scope='own')
     assert whole[0] == 'credit whole: the signal follows every path of the step'
     assert own[0].startswith('scope own: of an op that reads its own group')
-    assert lines(rules.d_rtrl(credit='whole', scope='own')) == [whole[0], own[0]]
-    assert lines(rules.d_rtrl())[0].startswith('approximate')
+    assert lines(credit='whole', scope='own') == [whole[0], own[0]]
+    assert lines()[0].startswith('approximate')
 
 
 class Net(brainstate.nn.Module):
@@ -203,18 +194,13 @@ def looped(p, h, x):
 
 
 SIZED = {
-    'looped': (looped, lambda b: shapes(w=(I, N)), state),
-    'gru': (gru, lambda b: GRU, state),
-    'lstm': (
-        lstm,
-        lambda b: shapes(w=(I + N, 4 * N), b=(4 * N,)),
-        lambda b: {'c': state(b), 'h': state(b)},
-    ),
-    'lanes': (lanes, lambda b: shapes(w=(I + N, N), gain=(b, N)), state),
-    'stack': (
-        stack,
-        lambda b: shapes(one=(I + N, N), two=(2 * N, N)),
-        lambda b: {'a': state(b), 'b': state(b)},
+    'looped': lambda b: (looped, shapes(w=(I, N)), state(b)),
+    'gru': lambda b: (gru, GRU, state(b)),
+    'lstm': lambda b: (lstm, shapes(w=(I + N, 4 * N), b=(4 * N,)), {'c': state(b), 'h': state(b)}),
+    'lanes': lambda b: (lanes, shapes(w=(I + N, N), gain=(b, N)), state(b)),
+    'stack': lambda b: (
+        *(stack, shapes(one=(I + N, N), two=(2 * N, N))),
+        {'a': state(b), 'b': state(b)},
     ),
 }
 
@@ -233,23 +219,21 @@ def allocated(learner, *args):
 
 
 def sized(name, rule=RULES[0], batch=2):
-    cell, params, carry = SIZED[name]
-    return compiled(cell, params(batch), carry(batch), seen(batch), rule=rule)
+    cell, *args = SIZED[name](batch)
+    return compiled(cell, *args, seen(batch), rule=rule)
 
 
 @pytest.mark.tier(quick=6)
 @pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize('name', SIZED)
 def test_the_memory_at_two_batch_sizes_is_that_of_the_allocated_trace(name, rule):
-    (cell, params, carry), small = SIZED[name], sized(name, rule)
+    small = sized(name, rule)
     for batch in (2, 5):
-        report, learner = small.report(batch), functional.online(cell, rule)
-        arrays = allocated(learner, params(batch), carry(batch), seen(batch))
+        report, (cell, *args) = small.report(batch), SIZED[name](batch)
+        arrays = allocated(functional.online(cell, rule), *args, seen(batch))
         assert report.memory == sum(a.nbytes for a in arrays.values())
         assert report.memory or (name, rule) == ('stack', RULES[0])  # none of its states is read
-        rows = {
-            (rel.key, row.group, row.slot): row for rel in report.relations for row in rel.trace
-        }
+        rows = {(of.key, r.group, r.slot): r for of in report.relations for r in of.trace}
         assert {k: (r.shape, r.dtype, r.bytes) for k, r in rows.items()} == {
             k: (a.shape, str(a.dtype), a.nbytes) for k, a in arrays.items()
         }

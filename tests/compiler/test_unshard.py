@@ -370,27 +370,30 @@ def placed(fn, *args) -> tuple[Any, str]:
     return eqn, 'model.py:7 (step)'
 
 
-def test_axes_that_are_left_to_the_compiler_are_refused():
-    fn = jax.shard_map(
-        jnp.sin, mesh=abstract_mesh('square'), in_specs=P('a'), out_specs=P('a'), axis_names={'a'}
-    )
-    with pytest.raises(
-        NotSupportedError,
-        match=r"shard_map at model.py:7 \(step\) maps \['a'\] and leaves \['b'\].*axis_names",
-    ):
-        unsharded(*placed(fn, jnp.ones((4, 3))))
+def partly_mapped():
+    mesh = abstract_mesh('square')
+    return jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'})
 
 
-def test_sums_that_are_still_to_be_taken_are_refused():
+def still_to_be_summed():
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Explicit,))
-    fn = jax.shard_map(
-        lambda x: lax.pcast(x * lax.axis_index('a'), 'a', to='unreduced'),
-        mesh=mesh,
-        in_specs=P(),
-        out_specs=P(unreduced={'a'}),
-    )
-    with pytest.raises(NotSupportedError, match='model.py:7.*still to be taken.*psum'):
-        unsharded(*placed(fn, jnp.ones((4, 3))))
+    unreduced = lambda x: lax.pcast(x * lax.axis_index('a'), 'a', to='unreduced')
+    return jax.shard_map(unreduced, mesh=mesh, in_specs=P(), out_specs=P(unreduced={'a'}))
+
+
+@pytest.mark.parametrize(
+    'make, words',
+    [
+        (
+            partly_mapped,
+            r"shard_map at model.py:7 \(step\) maps \['a'\] and leaves \['b'\].*axis_names",
+        ),
+        (still_to_be_summed, 'model.py:7.*still to be taken.*psum'),
+    ],
+)
+def test_what_is_no_map_over_all_axes_is_refused(make, words):
+    with pytest.raises(NotSupportedError, match=words):
+        unsharded(*placed(make(), jnp.ones((4, 3))))
 
 
 GROUPS = [[0, 1], [2, 3]]

@@ -99,26 +99,27 @@ def leaks(w, h, x):
     return h, h * whole
 
 
+H = np.full((B, N), 0.1)
+KEYS = {f'random_{kind}': jax.random.key(1, impl=kind) for kind in ('rbg', 'unsafe_rbg')}
 STEPS = {
-    'leaks': (leaks, lambda h: h),
-    'rnn': (rnn, lambda h: h),
-    'by_op': (by_op, lambda h: h),
-    'lstm': (lstm, lambda h: (h, h)),
-    'layers': (layers, lambda h: (h, h)),
-    'linear': (linear, lambda h: h),
-    'delay': (delay, lambda h: (h, h, h)),
-    'random': (random, lambda h: (jax.random.key(1), h)),
-    'random_rbg': (random, lambda h: (jax.random.key(1, impl='rbg'), h)),
-    'random_unsafe': (random, lambda h: (jax.random.key(1, impl='unsafe_rbg'), h)),
-    'zeros': (zeros, lambda h: h),
-    'branch': (branch, lambda h: h),
-    'constant': (constant, lambda h: h),
+    'leaks': (leaks, H),
+    'rnn': (rnn, H),
+    'by_op': (by_op, H),
+    'lstm': (lstm, (H, H)),
+    'layers': (layers, (H, H)),
+    'linear': (linear, H),
+    'delay': (delay, (H, H, H)),
+    'random': (random, (jax.random.key(1), H)),
+    **{name: (random, (key, H)) for name, key in KEYS.items()},
+    'zeros': (zeros, H),
+    'branch': (branch, H),
+    'constant': (constant, H),
 }
 
 
 def step_and_state(name):
-    step, of = STEPS[name]
-    return step, of(jnp.full((B, N), 0.1))
+    step, state = STEPS[name]
+    return step, jax.tree.map(jnp.asarray, state)
 
 
 def parts_of(step):

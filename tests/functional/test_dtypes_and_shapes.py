@@ -57,9 +57,6 @@ X = draw(T, B, I, scale=1.5)
 W, V = draw(I, N), draw(B, N)
 
 
-# -- trees and units -------------------------------------------------------------------------------
-
-
 def tree(ops, p, c, x):
     """Two coupled states in a tuple in a dict, one of another shape with a unit, a step count."""
     (a, b), q = c['pair'], c['charge']
@@ -103,9 +100,6 @@ def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
         _, want = selective(Plain, params, want, x)
     assert_same(state.carry, want, 1e-12)
     assert len(learner.graph.hidden_groups) == 1
-
-
-# -- low and mixed precision -----------------------------------------------------------------------
 
 
 def lstm_like(compute, ops, p, c, x):
@@ -156,9 +150,6 @@ def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, 
     assert all(h.dtype == compute for h in jax.tree.leaves(state.carry))
     wider = jnp.promote_types(params, compute)
     assert all(e.dtype == wider for e in jax.tree.leaves(state.trace))
-
-
-# -- sizes -----------------------------------------------------------------------------------------
 
 
 def sized(b, i, n):

@@ -1,6 +1,7 @@
 """What newcomers expect of the learner of a pure cell: a step at once, names, files, optimisers."""
 
 import io
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -102,24 +103,22 @@ def test_an_optimizer_gets_the_loss_of_its_update(reduction):
     np.testing.assert_allclose(found.opt_state, value, rtol=2e-5)
 
 
-def test_a_plateau_lowers_the_learning_rate_of_a_learner():
+def training(optimizer):
+    """A learner's call that trains it."""
     learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
+    step_fn = lambda x, y: loss(learner(x), y)  # noqa: E731
+    return partial(learner.etrace_train, XS, YS, step_fn=step_fn, optimizer=optimizer)
+
+
+def test_a_plateau_lowers_the_learning_rate_of_a_learner():
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0)
-    optimizer = optax.chain(optax.sgd(0.1), plateau)
-    found = learner.etrace_train(
-        XS, YS, step_fn=lambda x, y: loss(learner(x), y), optimizer=optimizer
-    )
+    found = training(optax.chain(optax.sgd(0.1), plateau))()
     assert float(found.opt_state[-1].scale) < 1
 
 
 def test_training_again_without_the_optimizers_state_is_told_once():
-    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 3), 'D_RTRL', XS[0], batch_size=B)
-    optimizer, step_fn = optax.adam(1e-3), lambda x, y: loss(learner(x), y)
-    train = lambda **more: learner.etrace_train(  # noqa: E731
-        XS, YS, step_fn=step_fn, optimizer=optimizer, **more
-    )
-    found = train()
-    train(opt_state=found.opt_state)
+    train = training(optax.adam(1e-3))
+    train(opt_state=train().opt_state)
     with pytest.warns(braintrace.errors.BraintraceWarning, match='opt_state=found.opt_state'):
         train()
     train()

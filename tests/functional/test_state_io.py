@@ -140,25 +140,3 @@ def test_a_file_of_another_structure_is_refused_with_every_difference():
         'old: float32[1] when saved, absent here',
         'new: absent when saved, key<fry>[] here',
     }
-
-
-def test_a_torn_file_is_refused_and_an_interrupted_write_leaves_the_old_one(tmp_path, monkeypatch):
-    tree, path = {'w': jnp.arange(100.0)}, tmp_path / 'state.npz'
-    functional.save_state(path, tree)
-    whole = path.read_bytes()
-
-    def interrupted(descriptor):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, 'fsync', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        functional.save_state(path, {'w': jnp.ones(2)})
-    assert path.read_bytes() == whole and os.listdir(tmp_path) == ['state.npz']
-    for torn in (b'', b'other', whole[:-30], whole[:200] + bytes(40) + whole[240:]):
-        with pytest.raises(StructureError, match=r'no file of `save_state`, or .* torn'):
-            functional.load_state(io.BytesIO(torn), tree)
-    with pytest.raises(StructureError, match="leaf 'w' is str, not an array"):
-        functional.save_state(io.BytesIO(), {'w': 'text'})
-    with pytest.raises(FileNotFoundError):
-        functional.load_state(tmp_path / 'none', tree)
-    assert np.load(path)['w'].tolist() == list(range(100))

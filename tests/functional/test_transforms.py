@@ -1,8 +1,5 @@
 """A learner under ``jax``'s own transformations: the same relations, the same numbers."""
 
-import ast
-from pathlib import Path
-
 import jax
 import optax
 import pytest
@@ -179,12 +176,3 @@ def test_what_does_not_depend_on_the_gradient_has_its_derivative():
     """A scale of the loss outside of the learner."""
     value = online_sum(params())
     assert jax.grad(lambda a: a * jax.lax.stop_gradient(online_sum(params())))(2.0) == value
-
-
-def test_these_tests_need_no_wrapper_of_the_package():
-    """Whatever is transformed here is transformed by jax."""
-    tree = ast.parse(Path(__file__).read_text(encoding='utf-8'))
-    used = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == 'braintrace']
-    assert [alias.name for node in used for alias in node.names] == ['functional']
-    names = {'jit', 'grad', 'vmap', 'checkpoint', 'scan', 'remat', 'pmap', 'shard_map'}
-    assert not names.intersection(functional.__all__)

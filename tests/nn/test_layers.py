@@ -102,9 +102,6 @@ def test_leading_axes_are_samples(name):
     assert layer(x[0, 0]).shape == each.shape[2:]
 
 
-# dense layers -----------------------------------------------------------------------------------
-
-
 def test_each_sample_keeps_a_trace_of_its_own_beside_other_leading_axes():
     """So lanes are samples: one alone can be reset."""
     model, x = Leaky(nn.Linear((4, 3), (4, 5))), jnp.ones((2, 4, 3))
@@ -114,9 +111,6 @@ def test_each_sample_keeps_a_trace_of_its_own_beside_other_leading_axes():
     (trace,) = learner.get_etrace_of(model.layer.weight).values()
     assert trace['weight'].shape == (2, 4, 3, 5, 1) and learner.report.exact
     assert not trace['weight'][0].any() and trace['weight'][1].all()
-
-
-# signs --------------------------------------------------------------------------------------------
 
 
 def gradient(layer, x):
@@ -145,16 +139,10 @@ def test_signed_weights_may_be_given_and_are_excitatory_by_default():
     assert (layer(jnp.eye(3)) > 0).all() and (layer.weight.value < 0).any()
 
 
-# standardised weights -----------------------------------------------------------------------------
-
-
 def test_a_weight_without_variance_is_divided_by_the_root_of_eps():
     weight = 1.0 + 1e-3 * np.array([[1.0], [-1.0]], np.float32)
     layer = nn.ScaledWSLinear(2, 1, w_init=weight, b_init=None, ws_gain=False, eps=0.25)
     np.testing.assert_allclose(layer(jnp.eye(2)), [[2e-3], [-2e-3]], rtol=1e-3)
-
-
-# tables -------------------------------------------------------------------------------------------
 
 
 def test_a_padding_row_starts_at_zero_and_does_not_learn():
@@ -176,8 +164,6 @@ def test_a_frozen_table_is_no_parameter_and_needs_no_trace():
     assert jnp.isnan(rows[1:]).all()
     assert 'etp' not in str(jax.make_jaxpr(layer)(jnp.array([3])))
 
-
-# convolutions -------------------------------------------------------------------------------------
 
 CONVOLUTIONS = {
     'padding': (1, (8, 4), {'padding': 2}),
@@ -202,8 +188,6 @@ def test_a_convolution_is_that_of_brainstate(name):
     np.testing.assert_allclose(layer(x), stock(x), rtol=0, atol=1e-5)
 
 
-# units --------------------------------------------------------------------------------------------
-
 UNITS = {
     'ScaledWSLinear': (lambda: nn.ScaledWSLinear(3, 5, CONDUCTANCES, b_init=2.0 * u.ampere), (3,)),
     'SparseLinear': (lambda: nn.SparseLinear(sparse(np.ones(3) * u.siemens)), (2, 3)),
@@ -220,9 +204,6 @@ def test_the_unit_of_the_result_is_the_product(name):
     make, shape = UNITS[name]
     y = make()(jnp.array([1, 2]) if shape is None else jnp.ones(shape) * u.mV)
     assert u.get_unit(y) == (u.mV if shape is None else u.mA)
-
-
-# sparse layers ------------------------------------------------------------------------------------
 
 
 def test_a_learner_holds_the_places_of_a_sparse_layer_without_a_copy():

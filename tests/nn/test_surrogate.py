@@ -93,13 +93,9 @@ def test_a_step_with_the_slope_of_a_sum_is_a_spike():
         np.testing.assert_array_equal(rounded.refractory.value, clean.refractory.value)
 
 
-def narrow(v):
-    return surrogate.triangle(width=1e-4)(v)
-
-
 def test_a_slope_that_is_narrow_counts_also_inside_jit():
-    made = jax.jit(lambda v: LIF(2, spk_fun=narrow).spk_fun(v))
-    assert float(made(0.5)) == 1.0
+    narrow = lambda v: surrogate.triangle(width=1e-4)(v)
+    assert float(jax.jit(lambda v: LIF(2, spk_fun=narrow).spk_fun(v))(0.5)) == 1.0
 
 
 @pytest.mark.parametrize(
