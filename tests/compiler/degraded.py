@@ -213,8 +213,7 @@ def layer_norm(p, h, x):
 )
 def backward_that_is_not_linear(p, h, x):
     y = mm(x, p['w'])  # op
-    h = clipped(cut(0.8 * h) + y)  # here
-    return h, h
+    return clipped(cut(0.8 * h) + y)  # here
 
 
 # -- mixing of the result of an op -----------------------------------------------------------------
@@ -316,15 +315,13 @@ degraded(
 @degraded(merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'))
 def tail_of_a_sort_beside_a_traced_op(p, h, x):
     y = mm(x, p['w'])  # here
-    h = 0.8 * h + mm(x, p['u']) + jnp.sort(y)  # there
-    return h, h
+    return 0.8 * h + mm(x, p['u']) + jnp.sort(y)  # there
 
 
 @degraded(merging('reduce_sum', at='sum'), strict=('sum',))
 def tail_of_a_softmax(p, h, x):
     y = mm(x, p['w'])
-    h = 0.8 * h + jnp.exp(y) / jnp.exp(cut(y)).sum(-1, keepdims=True)  # sum
-    return h, h
+    return 0.8 * h + jnp.exp(y) / jnp.exp(cut(y)).sum(-1, keepdims=True)  # sum
 
 
 # -- readouts that leak behind their weights -------------------------------------------------------
@@ -408,36 +405,31 @@ def weight_under_dropout(p, c, x):
 )
 def weight_times_an_input_with_a_mixing_tail(p, h, x):
     y = mm(x, p['w'] * x.sum())  # here
-    h = 0.8 * h + mm(x, p['u']) + jnp.cumsum(y, -1)  # tail
-    return h, h
+    return 0.8 * h + mm(x, p['u']) + jnp.cumsum(y, -1)  # tail
 
 
 @degraded(params='w v', routes={'w': 'weight_then_weight'})
 def two_ops_in_a_row(p, h, x):
     y = jnp.tanh(mm(x, p['w']))  # here
-    h = 0.8 * h + mm(y, p['v'])
-    return h, h
+    return 0.8 * h + mm(y, p['v'])
 
 
 @degraded(not_etp_op('u'), params='w u v')
 def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
     u = 2 * p['u']  # here
-    h = 0.8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
-    return h, h
+    return 0.8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
 
 
 @degraded(params='w v', history=False)
 def traced_weight_used_before_another_op(p, h, x):
     y = mm(2 * x, p['w'])  # here
-    h = 0.8 * h + mm(x, p['w']) + mm(jnp.tanh(y), p['v'])
-    return h, h
+    return 0.8 * h + mm(x, p['w']) + mm(jnp.tanh(y), p['v'])
 
 
 @degraded(dependent(), history=False, routes={})
 def traced_weight_used_once_more_times_an_input(p, h, x):
     h = 0.8 * h + mm(x, p['w'])
-    h = h + mm(x, p['w'] * x.sum())  # here
-    return h, h
+    return h + mm(x, p['w'] * x.sum())  # here
 
 
 @degraded(
@@ -452,8 +444,7 @@ def traced_weight_used_once_more_times_an_input(p, h, x):
 )
 def traced_weight_used_plainly(p, h, x):
     h = 0.8 * h + mm(x, p['w'])  # op
-    h = h + x @ p['w']  # here
-    return h, h
+    return h + x @ p['w']  # here
 
 
 @degraded(not_etp_op('u'), params='w u')
@@ -518,8 +509,7 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, s
 def weight_in_a_function_with_a_rule_of_its_own(p, h, x):
     h = 0.8 * h + x @ p['w']  # marked
     h = h + x @ R[:I]  # constant
-    h = h + product(x, p['u'])  # here
-    return h, h
+    return h + product(x, p['u'])  # here
 
 
 # -- several states, and none ----------------------------------------------------------------------

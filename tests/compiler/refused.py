@@ -97,18 +97,17 @@ class Row:
         return f'{inspect.getsourcefile(self.source)}:{number}'
 
 
-def make_row(source, *, params='w', name='', place=None, **options) -> Row:
-    """A row of a cell or, with a name, of an update ``(p, h, x) -> h``; ``params``: also names;
-    ``place``: the function with the marks, where it is another one.
+def make_row(source, *, params='w', name='', place=None, **options):
+    """A row of a cell, or of an update ``(p, h, x) -> h``; ``params``: also names; ``place``: the
+    function with the marks, where it is another one.
     """
 
     def cell(p, h, x):
-        h = source(p, h, x)
-        return h, h
+        found = source(p, h, x)
+        return found if isinstance(found, tuple) else (found, found)
 
     chosen = {key: PARAMS[key] for key in params.split()} if isinstance(params, str) else params
-    made = cell if name else source
-    return Row(name or source.__name__, made, chosen, place or source, **options)
+    return Row(name or source.__name__, cell, chosen, place or source, **options)
 
 
 REFUSED: list[Row] = []
@@ -194,8 +193,7 @@ def scan_in_jit_in_checkpoint(p, h, x):
     def turns(h):
         return lax.scan(lambda h, _: (0.8 * h, None), h, None, length=3)[0]  # here
 
-    h = turns(h) + mm(x, p['w'])
-    return h, h
+    return turns(h) + mm(x, p['w'])
 
 
 refused(
@@ -250,8 +248,7 @@ def op_in_while_in_cond_in_jit_in_checkpoint(p, h, x):
     def body(h):
         return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)  # here
 
-    h = jax.checkpoint(jax.jit(lambda h: lax.cond(x.sum() > 0, body, jnp.tanh, h)))(h)
-    return h, h
+    return jax.checkpoint(jax.jit(lambda h: lax.cond(x.sum() > 0, body, jnp.tanh, h)))(h)
 
 
 @refused(NOT_SUPPORTED, 'debug', 'side effect inside a branch', 'Move it out of the branch')
@@ -260,8 +257,7 @@ def effect_in_a_branch_with_an_op(p, h, x):
         jax.debug.print('{}', h.sum())  # here
         return 0.8 * h + mm(x, p['w'])
 
-    h = lax.cond(x.sum() > 0, yes, jnp.tanh, h)
-    return h, h
+    return lax.cond(x.sum() > 0, yes, jnp.tanh, h)
 
 
 @refused(

@@ -2,6 +2,7 @@
 documentation says, and what Flax, and PyTorch where it is installed, compute.
 """
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,7 +94,7 @@ def loaded(name, weights, after, **options):
 
 
 def outputs(cell):
-    return np.stack([np.asarray(cell(jnp.asarray(x, 'float32'))) for x in XS])
+    return np.asarray(brainstate.transform.for_loop(cell, jnp.asarray(XS, 'float32')))
 
 
 @pytest.mark.parametrize('name', DOCUMENTED)

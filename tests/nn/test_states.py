@@ -86,8 +86,9 @@ def test_states_have_their_shapes_and_a_reset_brings_back_their_first_values(nam
     for state, (value, shape) in states.items():
         np.testing.assert_array_equal(first[state], np.full((*lead, *shape), value))
         assert first[state].dtype == ('int32' if state == 'refractory' else 'float32')
+    step = brainstate.transform.jit(module)
     for _ in range(3):
-        assert module(jnp.full((*lead, *own), 9.0)).dtype == 'float32'
+        assert step(jnp.full((*lead, *own), 9.0)).dtype == 'float32'
     for state, value in values(hidden).items():
         assert value.shape == first[state].shape and value.dtype == first[state].dtype
         assert not np.array_equal(value, first[state])

@@ -86,9 +86,9 @@ def test_a_first_value_of_any_kind_of_number_is_a_float(first):
 def test_regular_spikes_use_the_resources_of_the_source():
     """The stationary response R u of the paper's recursion, spikes every n steps."""
     n, U, tau_f, tau_d = 4, 0.3, 20.0, 40.0
-    plastic, weighted = started(nn.STP(1, U=U, tau_f=tau_f, tau_d=tau_d)), []
-    for t in range(400):
-        weighted.append(float(plastic(jnp.array([float(t % n == 0)]))[0]))
+    plastic = started(nn.STP(1, U=U, tau_f=tau_f, tau_d=tau_d))
+    spikes = jnp.arange(400.0)[:, None] % n == 0
+    weighted = brainstate.transform.for_loop(plastic, spikes.astype(float))[:, 0]
     used = U / (1 - (1 - U) * np.exp(-n / tau_f))
     left = np.exp(-n / tau_d)
     resources = (1 - left) / (1 - (1 - used) * left)
