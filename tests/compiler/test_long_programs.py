@@ -54,16 +54,8 @@ def stacked(f):
 
 def padded(f):
     """Two states put together as a sum of padded rows."""
-
-    def transition(p, h, x):
-        first = 0.9 * h[0] + drive(p, x)
-        rows = (
-            jnp.pad(first[None], ((0, 1), (0, 0), (0, 0))),
-            jnp.pad(h[:1], ((1, 0), (0, 0), (0, 0))),
-        )
-        return f(rows[0] + rows[1])
-
-    return transition
+    row = lambda h, k: jnp.pad(h[None], ((k, 1 - k), (0, 0), (0, 0)))
+    return lambda p, h, x: f(row(0.9 * h[0] + drive(p, x), 0) + row(h[0], 1))
 
 
 def branch(f):

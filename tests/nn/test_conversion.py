@@ -56,13 +56,8 @@ def refused(ours, values, *messages):
 def test_all_that_does_not_fit_is_named_and_nothing_changes():
     values = SAVED | {('extra', 'weight'): np.ones(2), ('layers', 2, 'W'): np.ones((3, 5))}
     del values['layers', 0, 'Wg', 'weight']
-    refused(
-        model(),
-        values,
-        'layers.0.Wg.weight is missing',
-        'extra.weight is left over',
-        'layers.2.W is (3, 5); expected (3, 2)',
-    )
+    of_layer = 'layers.2.W is (3, 5); expected (3, 2)'
+    refused(model(), values, 'layers.0.Wg.weight is missing', 'extra.weight is left over', of_layer)
 
 
 @pytest.mark.parametrize(

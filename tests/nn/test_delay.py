@@ -33,8 +33,7 @@ def test_each_unit_comes_back_after_its_own_delay(batch_size):
 
 
 def test_no_delay_is_no_line_and_a_time_is_measured_by_the_step():
-    xs = jnp.arange(12.0).reshape(6, 2)
-    line = nn.Delay(2, 0)
+    xs, line = jnp.arange(12.0).reshape(6, 2), nn.Delay(2, 0)
     assert_close(outputs(line, xs), xs)
     assert not line.states(brainstate.HiddenState)
     for dt, steps in ((1.0, 4), (2.0, 2)):

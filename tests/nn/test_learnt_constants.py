@@ -101,10 +101,9 @@ EACH = [pytest.param(k, id=k, marks=() if k in QUICK else slow) for k in PARTS]
 
 
 def data():
-    keys = jax.random.split(jax.random.key(1))
-    return 1.5 * jax.random.normal(keys[0], (STEPS, BATCH, 2)), jax.random.normal(
-        keys[1], (STEPS, BATCH)
-    )
+    of_x, of_y = jax.random.split(jax.random.key(1))
+    xs = 1.5 * jax.random.normal(of_x, (STEPS, BATCH, 2))
+    return xs, jax.random.normal(of_y, (STEPS, BATCH))
 
 
 def loss(y, target):
@@ -193,9 +192,7 @@ def test_a_constant_is_shown_and_set_as_it_was_given():
 def test_first_values_are_drawn():
     brainstate.random.seed(0)
     gamma = lambda shape: brainstate.random.gamma(3.0, size=shape) * 5 * u.ms
-    units = nn.LIF(500, gamma, learn='tau')
-    fixed = nn.LIF(500, gamma)
-    for layer in units, fixed:
+    for layer in nn.LIF(500, gamma, learn='tau'), nn.LIF(500, gamma):
         taus = layer.tau.to_decimal(u.ms)
         assert taus.shape == (500,) and abs(taus.mean() - 15) < 1.5 and taus.std() > 5
 
