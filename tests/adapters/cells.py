@@ -85,23 +85,22 @@ def start(step, x):
 def equinox(name, x):
     eqx = pytest.importorskip('equinox')
     model = shaken(getattr(eqx.nn, name)(INPUTS, UNITS, key=jax.random.key(0)))
-    step = plain.lstm if name == 'LSTMCell' else plain.gru
+    return Taken(*adapters.from_equinox(model, x, batched=x.ndim == 2), *twin(equinox, name))
 
-    def layout(p):
-        bn = {'bn': p.bias_n} if step is plain.gru else {}
-        return {'W': jnp.concatenate([p.weight_ih, p.weight_hh], 1).T, 'b': p.bias, **bn}
 
-    return Taken(*adapters.from_equinox(model, x, batched=x.ndim == 2), step, layout)
+def of_equinox(p):
+    bn = {'bn': p.bias_n} if hasattr(p, 'bias_n') else {}
+    return {'W': jnp.concatenate([p.weight_ih, p.weight_hh], 1).T, 'b': p.bias, **bn}
 
 
 # Flax ---------------------------------------------------------------------------------------------
 
 
 def nnx(name, x):
-    nnx = pytest.importorskip('flax.nnx')
-    model = getattr(nnx, name)(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
-    nnx.update(model, shaken(nnx.state(model, nnx.Param)))
-    return Taken(*adapters.from_nnx(model, x), *NNX.get(name, (None, None)))
+    own = pytest.importorskip('flax.nnx')
+    model = getattr(own, name)(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=own.Rngs(0))
+    own.update(model, shaken(own.state(model, own.Param)))
+    return Taken(*adapters.from_nnx(model, x), *twin(nnx, name))
 
 
 def nnx_lstm(p):
@@ -116,13 +115,6 @@ def dense(p):
     return {'W': jnp.concatenate([i['kernel'][...], h['kernel'][...]]), 'b': bias}
 
 
-NNX = {
-    'GRUCell': (plain.gru, dense),
-    'LSTMCell': (plain.lstm, nnx_lstm),
-    'OptimizedLSTMCell': (plain.lstm, dense),
-}
-
-
 def linen(name, x):
     nn = pytest.importorskip('flax.linen')
     module = getattr(nn, name)(UNITS, dtype=float, param_dtype=float)
@@ -133,7 +125,7 @@ def linen(name, x):
         carry, outputs = module.apply(params, carry, x)
         return outputs, carry
 
-    return Taken(cell, params, carry, *LINEN.get(name, (None, None)))
+    return Taken(cell, params, carry, *twin(linen, name))
 
 
 def linen_gru(p):
@@ -149,13 +141,6 @@ def linen_lstm(p):
     return gates(rows, jnp.hstack([p['h' + gate]['bias'] for gate in 'ifgo']), 'ifgo')
 
 
-LINEN = {
-    'GRUCell': (plain.gru, linen_gru),
-    'LSTMCell': (plain.lstm, linen_lstm),
-    'OptimizedLSTMCell': (plain.lstm, linen_lstm),
-}
-
-
 # Haiku --------------------------------------------------------------------------------------------
 
 
@@ -163,16 +148,15 @@ def haiku(name, x):
     hk = pytest.importorskip('haiku')
     make = getattr(hk, name)
     run = hk.without_apply_rng(hk.transform(lambda x, carry: make(UNITS)(x, carry)))
-    start = hk.without_apply_rng(
-        hk.transform(lambda: make(UNITS).initial_state(x.shape[0] if x.ndim == 2 else None))
-    )
+    lanes = x.shape[0] if x.ndim == 2 else None
+    start = hk.without_apply_rng(hk.transform(lambda: make(UNITS).initial_state(lanes)))
     carry = jax.tree.map(lambda a: a.astype(float), start.apply({}))
     params = shaken(run.init(jax.random.key(0), x, carry))
 
     def cell(params, carry, x):
         return run.apply(params, x, carry)
 
-    return Taken(cell, params, carry, *HAIKU.get(name, (None, None)))
+    return Taken(cell, params, carry, *twin(haiku, name))
 
 
 def haiku_gru(p):
@@ -181,12 +165,6 @@ def haiku_gru(p):
 
 def haiku_lstm(p):
     return gates(p['lstm/linear']['w'], p['lstm/linear']['b'], 'igfo')
-
-
-HAIKU = {
-    'GRU': (plain.gru_reset_first, haiku_gru),
-    'LSTM': (plain.lstm_forgetting_late, haiku_lstm),
-}
 
 
 # blox ---------------------------------------------------------------------------------------------
@@ -200,35 +178,29 @@ def blox(name, x):
     container = rng.seed(bx.Params(), seed=0)
     carry, container = model.initial_state(container, x)
     _, container = model(container, x, carry)
-    return Taken(*adapters.from_blox(model, shaken(container.locked()), x), *BLOX[name])
+    return Taken(*adapters.from_blox(model, shaken(container.locked()), x), *twin(blox, name))
 
 
 def blox_gru(p):
-    kernel, bias = (
-        jnp.hstack([p['net', 'cell', part, key] for part in ('gates', 'candidate')])
-        for key in ('kernel', 'bias')
-    )
-    return gates(kernel, bias, 'Zrn')
+    both = lambda key: jnp.hstack([p['net', 'cell', of, key] for of in ('gates', 'candidate')])
+    return gates(both('kernel'), both('bias'), 'Zrn')
 
 
 def blox_lstm(p):
     return gates(*(p['net', 'cell', 'gates', key] for key in ('kernel', 'bias')), 'igfo')
 
 
-BLOX = {'GRU': (plain.gru_reset_first, blox_gru), 'LSTM': (plain.lstm, blox_lstm)}
-
-
 # brainstate ---------------------------------------------------------------------------------------
 
 
 def brainstate(name, x):
-    import brainstate
+    import brainstate as bst
 
-    model = getattr(brainstate.nn, name)(INPUTS, UNITS)
-    brainstate.nn.init_all_states(model, batch_size=x.shape[0] if x.ndim == 2 else None)
-    for state in model.states(brainstate.ParamState).values():
+    model = getattr(bst.nn, name)(INPUTS, UNITS)
+    bst.nn.init_all_states(model, batch_size=x.shape[0] if x.ndim == 2 else None)
+    for state in model.states(bst.ParamState).values():
         state.value = shaken(state.value)
-    return Taken(*adapters.from_brainstate(model, x), *BRAINSTATE.get(name, (None, None)))
+    return Taken(*adapters.from_brainstate(model, x), *twin(brainstate, name))
 
 
 def brainstate_gru(p):
@@ -241,7 +213,23 @@ def brainstate_lstm(p):
     return gates(p['W', 'weight']['weight'], p['W', 'weight']['bias'], 'igfo')
 
 
-BRAINSTATE = {
-    'GRUCell': (plain.gru_reset_first, brainstate_gru),
-    'LSTMCell': (plain.lstm_forgetting_late, brainstate_lstm),
+TWINS = {  # a framework and its cell -> the plain twin, and how its weights are laid out
+    (equinox, 'GRUCell'): (plain.gru, of_equinox),
+    (equinox, 'LSTMCell'): (plain.lstm, of_equinox),
+    (nnx, 'GRUCell'): (plain.gru, dense),
+    (nnx, 'LSTMCell'): (plain.lstm, nnx_lstm),
+    (nnx, 'OptimizedLSTMCell'): (plain.lstm, dense),
+    (linen, 'GRUCell'): (plain.gru, linen_gru),
+    (linen, 'LSTMCell'): (plain.lstm, linen_lstm),
+    (linen, 'OptimizedLSTMCell'): (plain.lstm, linen_lstm),
+    (haiku, 'GRU'): (plain.gru_reset_first, haiku_gru),
+    (haiku, 'LSTM'): (plain.lstm_forgetting_late, haiku_lstm),
+    (blox, 'GRU'): (plain.gru_reset_first, blox_gru),
+    (blox, 'LSTM'): (plain.lstm, blox_lstm),
+    (brainstate, 'GRUCell'): (plain.gru_reset_first, brainstate_gru),
+    (brainstate, 'LSTMCell'): (plain.lstm_forgetting_late, brainstate_lstm),
 }
+
+
+def twin(framework, name):
+    return TWINS.get((framework, name), (None, None))

@@ -23,23 +23,12 @@ class Row(NamedTuple):
         return f'{self.framework.__name__}-{self.cell}'
 
 
-def rows(framework, names) -> list[Row]:
-    return [Row(framework, name) for name in names.split()]
-
-
-TWINS = [
-    *rows(cells.equinox, 'GRUCell LSTMCell'),
-    *rows(cells.nnx, 'GRUCell LSTMCell OptimizedLSTMCell'),
-    *rows(cells.linen, 'GRUCell LSTMCell OptimizedLSTMCell'),
-    *rows(cells.haiku, 'GRU LSTM'),
-    *rows(cells.blox, 'GRU LSTM'),
-    *rows(cells.brainstate, 'GRUCell LSTMCell'),
-]
+TWINS = [Row(*row) for row in cells.TWINS]
 OTHERS = [
-    *rows(cells.nnx, 'SimpleCell'),
-    *rows(cells.linen, 'SimpleCell MGUCell'),
-    *rows(cells.haiku, 'VanillaRNN'),
-    *rows(cells.brainstate, 'ValinaRNNCell MGUCell URLSTMCell'),
+    Row(cells.nnx, 'SimpleCell'),
+    *(Row(cells.linen, name) for name in ('SimpleCell', 'MGUCell')),
+    Row(cells.haiku, 'VanillaRNN'),
+    *(Row(cells.brainstate, name) for name in ('ValinaRNNCell', 'MGUCell', 'URLSTMCell')),
 ]
 SHAPES = ['batch', 'sample']
 
