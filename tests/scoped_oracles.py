@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from tests.models.ops import NumpyOps
-from tests.oracles import Probe, flat, jacobian, like, real
+from tests.oracles import Probe, jacobian, like, real
 
 
 @functools.cache
@@ -74,8 +74,3 @@ def scoped_recursion(case, keep=1.0, carries=1.0):
         moved = np.tensordot(carries * j, e, 1) if np.ndim(e) else 0.0
         e = np.broadcast_to(keep, df.shape)[..., None] * (moved + df[..., None] * dy)
     return like(np.stack(grads), params)
-
-
-def numbers(case) -> int:
-    """The hidden numbers of a case."""
-    return flat(dict(case.carry)).size

@@ -222,19 +222,19 @@ def test_auto_is_the_leak_of_the_readout():
     assert repr(learner.rule) == "e_prop(kappa='auto')"
 
 
-def leaky(leak, params, carry, x, out=braintrace.matmul):
+def leaky(leak, params, carry, x):
     """A feed-forward layer under a readout that leaks."""
     h = LEAK * carry['h'] + braintrace.matmul(x, params['in'])
-    y = leak(params, carry, x) * carry['y'] + out(h, params['out'])
+    y = leak(params, carry, x) * carry['y'] + braintrace.matmul(h, params['out'])
     return y, {'h': h, 'y': y}
 
 
-def compiled(rule, leak, **options):
+def compiled(rule, leak):
     """The learner, and what is told."""
     params, carry, xs, _ = drawn()
     params = {name: params[name] for name in ('in', 'out')}
-    of = functools.partial(leaky, leak, **options)
-    return of_shapes(of, rule, params, {k: carry[k] for k in 'hy'}, xs[0])
+    carry = {name: carry[name] for name in 'hy'}
+    return of_shapes(functools.partial(leaky, leak), rule, params, carry, xs[0])
 
 
 LOST = r'^out: y leaks behind the weights, and what it remembers of h .*'

@@ -7,8 +7,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from tests import models
-from tests.gradients.harness import assert_exact, start
+from tests.gradients.harness import assert_exact
 from tests.tiers import slow
 
 B, I, K, D = 2, 3, 2, 4
@@ -25,27 +24,6 @@ def check(cell, params, carry):
     for window in (1, 3):
         learner = assert_exact(cell, rules.d_rtrl(), params, carry, XS, YS, loss, window)
     assert braintrace.report(learner.graph).exact
-
-
-def coordinates(name):
-    (relation,) = start(models.case(name), rules.d_rtrl())[0].graph.hidden_param_op_relations
-    return relation.coordinates[0]
-
-
-def test_keys_values_and_gates_of_one_product_have_an_entry_for_each_position():
-    found = coordinates('fused_attention')  # gates, keys, values and queries
-    keys, values = models.matrix_states.K, models.matrix_states.D
-    rows = max(keys, values)
-    assert found.shape == (B, rows, 3 * keys + values) and (found.added, found.axis) == (1, 1)
-    assert found.colours.max() == 2 and (found.colours[..., -keys:] == -1).all()
-    at_value = found.positions[1, :, 2 * keys][found.colours[1, :, 2 * keys] >= 0]
-    assert at_value.tolist() == [(keys + row) * values for row in range(keys)]
-
-
-def test_an_element_that_all_lanes_read_has_the_lanes_in_front():
-    learner, _ = start(models.case('two_rows'), rules.d_rtrl())
-    found = {rel.key: rel.coordinates[0] for rel in learner.graph.hidden_param_op_relations}['k']
-    assert found.shape == (B, 2, models.model.N) and found.leads(0)
 
 
 @pytest.mark.slow

@@ -240,21 +240,20 @@ def clockwork(ops, p, c, x):
 
 
 TWO = {'one': GATE, 'two': GATE}
-MIXED_LANES = {'lanes': False}  # a flag is read from one lane for all
 
 BRANCHES = [
-    row('cond', either(first, second), TWO, **MIXED_LANES),
+    row('cond', either(first, second), TWO),
     row('cond_constant', either(leaky, reset, lambda h, x: True)),
-    row('cond_same_weight', either(leaky, on_other_inputs), **MIXED_LANES),
-    row('switch', three_branches, TWO, **MIXED_LANES),
-    row('refractory', refractory, **MIXED_LANES),
-    row('cond_on_state', either(leaky, growing, lambda h, x: h.real.sum() > 0.0), **MIXED_LANES),
-    row('cond_drive', drive_of_branches, {'w': W, 'v': W}, **MIXED_LANES),
-    row('cond_root_at_zero', root_at_zero, **MIXED_LANES),
-    row('cond_log_of_negative', either(log_of_negative, fading), **MIXED_LANES),
-    row('switch_nan', nan_in_switch, TWO, **MIXED_LANES),
-    Model('cond_readout', branch_readout, GATE | OUT | {'out_op': READOUT}, **MIXED_LANES),
-    Model('cond_output', state_and_output, TWO | OUT, **MIXED_LANES),
+    row('cond_same_weight', either(leaky, on_other_inputs)),
+    row('switch', three_branches, TWO),
+    row('refractory', refractory),
+    row('cond_on_state', either(leaky, growing, lambda h, x: h.real.sum() > 0.0)),
+    row('cond_drive', drive_of_branches, {'w': W, 'v': W}),
+    row('cond_root_at_zero', root_at_zero),
+    row('cond_log_of_negative', either(log_of_negative, fading)),
+    row('switch_nan', nan_in_switch, TWO),
+    Model('cond_readout', branch_readout, GATE | OUT | {'out_op': READOUT}),
+    Model('cond_output', state_and_output, TWO | OUT),
     Model(
         'clockwork',
         clockwork,
@@ -262,7 +261,6 @@ BRANCHES = [
         {'a': (B, N), 'b': (B, M)},
         groups=alone('a', 'b'),
         owner={'two': 1},
-        **MIXED_LANES,
     ),
 ]
 

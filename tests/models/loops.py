@@ -5,7 +5,6 @@ others.
 import numpy as np
 
 from tests.models.control_flow import (
-    MIXED_LANES,
     OUT,
     SMALL,
     drive,
@@ -198,13 +197,7 @@ LOOPS = [
     row('scan_roll', mixed_turns(lambda ops, r: ops.roll(r, 1)), SMALL, **LOOPED),
     row('fori_loop', settle, **LOOPED),
     row('fori_of_inputs', by_index, SMALL, **LOOPED),
-    row(
-        'cond_in_scan',
-        scan(either(leaky, half, lambda h, x: x[0, 0] > 0.0)),
-        SMALL,
-        **LOOPED,
-        **MIXED_LANES,
-    ),
+    row('cond_in_scan', scan(either(leaky, half, lambda h, x: x[0, 0] > 0.0)), SMALL, **LOOPED),
     Model('scan_readout', scan_readout, SMALL | OUT, **LOOPED),
     Model(
         'scan_spikes', scan_spikes, {'w': (1 + N, N)} | OUT, {'v': (B, N)}, smooth=False, **LOOPED
@@ -295,15 +288,14 @@ def whiled(ops, p, h, r, x):
 
 
 WHILES = [
-    row('while', whiled, **MIXED_LANES),
+    row('while', whiled),
     row('while_each', lambda ops, p, h, r, x: shrunk(ops, 0.9 * h + drive(ops, p, r, x))),
-    row('while_counted', counted, **MIXED_LANES),
+    row('while_counted', counted),
     row(
         'while_mixing',
         lambda ops, p, h, r, x: (
             0.5 * h + 0.4 * ops.mixing(lambda h: relaxed(ops, h), r) + ops.tanh(drive(ops, p, r, x))
         ),
-        **MIXED_LANES,
     ),
     row(
         'while_mixing_tail',
@@ -311,19 +303,17 @@ WHILES = [
             0.8 * h + ops.mixing(lambda y: relaxed(ops, y), drive(ops, p, r, x))
         ),
         owner={'w': None, 'b': None},
-        **MIXED_LANES,
     ),
-    row('while_input', while_input, **MIXED_LANES),
-    row('while_in_scan', while_in_scan, SMALL, **LOOPED, **MIXED_LANES),
+    row('while_input', while_input),
+    row('while_in_scan', while_in_scan, SMALL, **LOOPED),
     row(
         'while_in_cond',
         lambda ops, p, h, r, x: (
             ops.cond(flag(x), lambda h: halved(ops, h), lambda h: 0.9 * h, h)
             + ops.tanh(drive(ops, p, r, x))
         ),
-        **MIXED_LANES,
     ),
-    Model('while_pair', states_cell(while_pair), GATE | OUT, states('av'), **MIXED_LANES),
+    Model('while_pair', states_cell(while_pair), GATE | OUT, states('av')),
 ]
 
 

@@ -35,7 +35,7 @@ def mapped(name, transition, params=GATE, shape=(E, B, N), axis=0, **options):
         y = read_out(ops, p, h)
         return y if len(shape) == 2 else y.sum(axis)
 
-    params, options = dict(params) | {'out': (shape[-1], O)}, {'lanes': False} | options
+    params = dict(params) | {'out': (shape[-1], O)}
     return row(transition, params, {'h': shape}, name=name, output=output, **options)
 
 
@@ -105,11 +105,9 @@ SPARSE = np.random.default_rng(4).random(W) < 0.5
 VMAPS = [
     mapped('vmap', ensemble()),
     mapped('vmap_weights', ensemble(weights=0), separate(GATE)),
-    mapped(
-        'vmap_axis', ensemble(weights=1, axis=1), separate(GATE, 1), (B, E, N), axis=1, lanes=True
-    ),
-    mapped('vmap_lanes', lanes, shape=(B, N), lanes=True),
-    mapped('vmap_cond', lanes_with_branches, TWO, (B, N), lanes=True),
+    mapped('vmap_axis', ensemble(weights=1, axis=1), separate(GATE, 1), (B, E, N), axis=1),
+    mapped('vmap_lanes', lanes, shape=(B, N)),
+    mapped('vmap_cond', lanes_with_branches, TWO, (B, N)),
     mapped('vmap_element_wise', ensemble(decayed, 0), separate({'w': W, 'decay': (N,)})),
     mapped('vmap_element_wise_shared', ensemble(decayed), {'w': W, 'decay': (N,)}),
     mapped('vmap_element_wise_lanes', ensemble(decayed, 0), separate({'w': W, 'decay': (B, N)})),

@@ -156,7 +156,7 @@ MODELS = [
     row(linear_attention, QKV, {**S, 'n': (B, K)}, groups=alone('s', 'n')),
     row(retention, {'q': (I, H * K), 'k': (I, H * K), 'v': (I, H * D)}, HEADS),
     row(gated_attention, GATED),
-    row(gated_attention, GATED, {'s': (K, D)}, x=(I,), lanes=False, name='gated_attention_vector'),
+    row(gated_attention, GATED, {'s': (K, D)}, x=(I,), name='gated_attention_vector'),
     row(fused, {'w': (I, WIDE + K), 'b': (WIDE + K,)}, name='fused_attention'),
     row(head_decay, {'w': (I, H + H * K), 'v': (I, H * D)}, HEADS),
     row(mlstm, MLSTM, {**S, 'n': (B, K), 'm': (B, 1)}, groups=alone('s', 'n', 'm')),

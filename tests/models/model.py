@@ -35,7 +35,6 @@ class Model:
     cut_bptt: bool = True  # reverse mode with `cut` alone is an oracle
     exact: bool = False  # online == plain BPTT
     smooth: bool = True  # no surrogate gradients: finite differences hold
-    lanes: bool = True  # batch lanes do not see each other
 
     def __post_init__(self):
         object.__setattr__(self, 'groups', self.groups or (tuple(self.carry),))

@@ -111,7 +111,6 @@ SHAPES = [
         {'h': (N, B)},
         output=lambda ops, p, h: ops.dot(h.T, p['out']),
         name='move_transpose',
-        lanes=False,
     ),
     of(
         two_parts,
@@ -128,7 +127,6 @@ SHAPES = [
         {'h': (K, B, N)},
         output=lambda ops, p, h: ops.dot(h[0] - h[1] ** 2 + h[2], p['out']),
         name='broadcast',
-        lanes=False,
     ),
     model.row(reversed_decay, GATE | {'decay': (N,)} | OUT, name='broadcast_reversed'),
     spread('inside', lambda ops, y: ops.broadcast_to(y, (B, N)), 1),
@@ -213,12 +211,12 @@ MIXING = [
     model.row(
         plain_dot, GATE | {'u': (N, N)}, output=shown, name='mix_plain_dot', owner=untraced('u')
     ),
-    model.row(picked, GATE, output=shown, name='mix_pick', lanes=False),
+    model.row(picked, GATE, output=shown, name='mix_pick'),
     in_tail('softmax', lambda ops, y: ops.softmax(y, y), cut_bptt=False),
     in_tail('length', lambda ops, y: y / (0.5 + ops.norm(y)), cut_bptt=False),
     in_tail('max', lambda ops, y: ops.tanh(y - ops.highest(y)), cut_bptt=False),
     in_tail('dot', lambda ops, y: ops.tanh(ops.dot(y, COSINES)), owner=UNTRACED),
-    model.row(picked_tail, GATE | OUT, name='tail_pick', owner=UNTRACED, lanes=False),
+    model.row(picked_tail, GATE | OUT, name='tail_pick', owner=UNTRACED),
 ]
 
 MODELS = [*TAILS, *SHAPES, *BACKS, *MIXING]

@@ -148,7 +148,7 @@ LRU = {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 
 MODELS = [
     row(leaky, GATE | OUT),
     row(vanilla, GATE, output=shown),
-    row(vector, GATE | OUT, {'h': (N,)}, (I,), lanes=False),
+    row(vector, GATE | OUT, {'h': (N,)}, (I,)),
     of(gru, {'z': GATE, 'r': GATE, 'n': GATE} | OUT, owner=untraced('r')),
     row(mgu, {'f': GATE, 'n': GATE}, output=shown, cut_bptt=False),
     row(minimal_rnn, {'phi': (I, N), 'u': (N + N, N)}, output=shown, cut_bptt=False),
@@ -167,5 +167,5 @@ MODELS = [
     row(leaky, GATE | OUT | {'out_b': (O,)}, output=op_readout, name='op_readout'),
     of(state_sum, GATE, states('ha')),
     of(op_between_states, GATE | {'w2': (N, N)}, states('va'), cut_bptt=False),
-    row(context, GATE | {'v': (I, N)}, output=shown, lanes=False),
+    row(context, GATE | {'v': (I, N)}, output=shown),
 ]
