@@ -25,13 +25,8 @@ CELLS = (
 )
 # Kinds of two and three states, and of one complex state.
 SEVERAL = ('lstm', 'alif', 'alif3', 'lif_syn', 'lru', 'lru_complex')
-UPDATED = (
-    *MAIN,
-    ('lstm', 128, 128, 100),
-    ('lstm', 256, 256, 50),
-    ('lif_syn', 256, 64, 100),
-    ('alif', 100, 40, 100),
-)
+UPDATED = (*MAIN, ('lstm', 128, 128, 100), ('lstm', 256, 256, 50))
+UPDATED += (('lif_syn', 256, 64, 100), ('alif', 100, 40, 100))
 CORNERS = (
     ('gru', 128, 128, 100, 16, 1),
     *[('lstm', 128, 128, t, 16, 1) for t in (10, 30)],
@@ -126,29 +121,19 @@ BY_WINDOWS = (
     public('d_rtrl 2 windows', 'grad', WINDOW.format('T // 2'), windows=2),
     public('d_rtrl 1 window', 'grad', WINDOW.format('T'), windows=1),
     public(
-        'd_rtrl 1 window, reset',
-        'grad',
-        WINDOW.format('T') + ', then `reset_state()`',
-        windows=1,
-        then_reset=True,
+        *('d_rtrl 1 window, reset', 'grad', WINDOW.format('T') + ', then `reset_state()`'),
+        **{'windows': 1, 'then_reset': True},
     ),
     public('pp_prop', 'grad', '`pp_prop(model, 0.9)`, ' + GRAD.format(''), rule='es_d_rtrl'),
     public(
-        'pp_prop 1 window',
-        'grad',
-        "the same with `vjp_method='multi-step'`, `chunk_size=T`",
-        rule='es_d_rtrl',
-        windows=1,
+        *('pp_prop 1 window', 'grad', "the same with `vjp_method='multi-step'`, `chunk_size=T`"),
+        **{'rule': 'es_d_rtrl', 'windows': 1},
     ),
 )
 PEERS = (BY_STEPS, *BY_WINDOWS)
+OURS = BPTT, BY_HAND, DROP, TRACE, ES_DROP, ES_TRACE
 SEQUENCES = (
-    BPTT,
-    BY_HAND,
-    DROP,
-    TRACE,
-    ES_DROP,
-    ES_TRACE,
+    *OURS,
     *[
         grad(f'd_rtrl {carry}, in jit', keep, f'`keep_trace={keep}` inside a jit', JIT, False)
         for carry, keep in CARRIES.items()
@@ -178,13 +163,7 @@ UPDATES = (
 )
 # Step by step the public package takes many seconds a sequence here: its windows alone.
 OF_CELLS = (
-    BPTT,
-    BY_HAND,
-    ASSOCIATIVE,
-    DROP,
-    TRACE,
-    ES_DROP,
-    ES_TRACE,
+    *(*OURS[:2], ASSOCIATIVE, *OURS[2:]),
     *[c._replace(kinds=('lstm', 'alif')) for c in BY_WINDOWS],
 )
 

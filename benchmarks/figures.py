@@ -56,12 +56,8 @@ def rows_of(found: dict, part: str, pair: str = PAIRS[0], kinds: tuple = ()) -> 
 def points(found: dict):
     """Every row of the plots once, with its size in words."""
     seen = set()
-    for axis, letter, column in (
-        ('units', 'N', 1),
-        ('steps', 'T', 3),
-        ('batch', 'B', 4),
-        ('layers', 'layers', 5),
-    ):
+    places = ('units', 'N', 1), ('steps', 'T', 3), ('batch', 'B', 4), ('layers', 'layers', 5)
+    for axis, letter, column in places:
         for row in found['scaling'].get(axis, ()):
             spec = tuple(row['spec'])
             if spec not in seen:

@@ -18,28 +18,9 @@ import statistics
 import sys
 import time
 
+import columns as tables
 from cells import Spec
-from columns import (
-    CALLED_BY_STEPS,
-    CELLS,
-    CORNERS,
-    EAGER,
-    FIRST,
-    MAIN,
-    OF_CELLS,
-    ONE_CORE,
-    PAIRS,
-    POINTS,
-    REFERENCES,
-    SCALING,
-    SEQUENCES,
-    UPDATED,
-    UPDATES,
-    Column,
-    chosen,
-    named,
-    windows_of,
-)
+from columns import MAIN, PAIRS, Column, chosen, named, windows_of
 from runner import RESULTS, Worker, fresh, in_turn, keep, kept
 
 SLOW, TURNS = 0.5, 3  # a run of more than SLOW seconds takes part in TURNS turns only
@@ -113,17 +94,17 @@ def measure_environments(pairs, repeats):
 
 def measure_sequences(pairs, repeats):
     """A gradient of a whole sequence."""
-    return everywhere(pairs, MAIN, SEQUENCES, repeats)
+    return everywhere(pairs, MAIN, tables.SEQUENCES, repeats)
 
 
 def measure_cells(pairs, repeats):
     """The same for cells that people use."""
-    return everywhere(pairs, CELLS, OF_CELLS, repeats)
+    return everywhere(pairs, tables.CELLS, tables.OF_CELLS, repeats)
 
 
 def measure_windows(pairs, repeats):
     """``window='auto'`` beside fixed windows, and the window that it chooses."""
-    specs, worker = (*MAIN, *CELLS), ours(pairs)
+    specs, worker = (*MAIN, *tables.CELLS), ours(pairs)
     rows = of_ours(pairs, specs, lambda spec: windows_of(spec[3]), min(repeats, TURNS))
     for row in rows:
         chosen = {c: worker.once('window', c, *row['spec'])['window'] for c in ('drop', 'trace')}
@@ -133,7 +114,7 @@ def measure_windows(pairs, repeats):
 
 def measure_updates(pairs, repeats):
     """A gradient and a weight update at every step."""
-    rows = everywhere(pairs, UPDATED, UPDATES, repeats)
+    rows = everywhere(pairs, tables.UPDATED, tables.UPDATES, repeats)
     return [row | {'trace': 4 * Spec(*row['spec']).trace_numbers} for row in rows]
 
 
@@ -162,8 +143,8 @@ def measure_progress(pairs, repeats):
 def measure_scaling(pairs, repeats):
     """Time a step against units, steps, batch and layers."""
     return {
-        axis: of_ours(pairs, specs, lambda spec: SCALING, min(repeats, TURNS))
-        for axis, specs in POINTS.items()
+        axis: of_ours(pairs, specs, lambda spec: tables.SCALING, min(repeats, TURNS))
+        for axis, specs in tables.POINTS.items()
     }
 
 
@@ -172,8 +153,10 @@ def measure_corners(pairs, repeats):
     worker = Worker(ours(pairs).python, True, one_core=True)
     alone = {PAIRS[0]: {'ours': worker}}
     found = {
-        'sizes': of_ours(pairs, CORNERS, lambda spec: REFERENCES, min(repeats, 5)),
-        'one core': of_ours(alone, ONE_CORE, lambda spec: REFERENCES, min(repeats, 5)),
+        'sizes': of_ours(pairs, tables.CORNERS, lambda spec: tables.REFERENCES, min(repeats, 5)),
+        'one core': of_ours(
+            alone, tables.ONE_CORE, lambda spec: tables.REFERENCES, min(repeats, 5)
+        ),
     }
     worker.close()
     return found
@@ -218,10 +201,10 @@ def measure_once(pairs, repeats):
     """
     found = {'import': [fresh('imports.py') for _ in range(5)], 'first': []}
     found |= {what: ours(pairs).once(what) for what in ('calls', 'deleted')}
-    found['eager'] = of_ours(pairs, CALLED_BY_STEPS, lambda spec: (EAGER,), repeats)
+    found['eager'] = of_ours(pairs, tables.CALLED_BY_STEPS, lambda spec: (tables.EAGER,), repeats)
     for pair, workers in pairs.items():
         for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
-            for rule, names in FIRST.items():
+            for rule, names in tables.FIRST.items():
                 seconds = first_of(workers, names, spec, min(repeats, TURNS))
                 row = {'spec': spec, 'pair': pair, 'rule': rule, 'seconds': seconds}
                 found['first'].append(row)
@@ -254,11 +237,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--public', help='the Python of an environment with a public braintrace')
-    parser.add_argument('--latest', help='the Python of our newest lane')
-    parser.add_argument(
-        '--public-latest', help='the Python of an environment with a public version beside it'
-    )
+    for name in ('--public', '--latest', '--public-latest'):
+        parser.add_argument(name, help='a Python, as above')
     parser.add_argument('--parts', nargs='+', choices=list(PARTS), default=list(PARTS))
     parser.add_argument('--repeats', type=int, default=9)
     args = parser.parse_args()
