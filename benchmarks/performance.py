@@ -152,11 +152,10 @@ def measure_corners(pairs, repeats):
     """Short, narrow, wide and deep networks of gates, and some on one core."""
     worker = Worker(ours(pairs).python, True, one_core=True)
     alone = {PAIRS[0]: {'ours': worker}}
+    few, columns = min(repeats, 5), lambda spec: tables.REFERENCES
     found = {
-        'sizes': of_ours(pairs, tables.CORNERS, lambda spec: tables.REFERENCES, min(repeats, 5)),
-        'one core': of_ours(
-            alone, tables.ONE_CORE, lambda spec: tables.REFERENCES, min(repeats, 5)
-        ),
+        'sizes': of_ours(pairs, tables.CORNERS, columns, few),
+        'one core': of_ours(alone, tables.ONE_CORE, columns, few),
     }
     worker.close()
     return found
