@@ -179,37 +179,21 @@ def settings() -> list[Setting]:
     values = partial(Way, 'intentional_q', 'minGRU')
     both = tuple(values(way, True, some) for way in WAYS)
     plain = tuple(values(way, False, some) for way in WAYS)
+    solved = 'solved by intentional Q with exact RTRL of minGRU, plain Q never above 64'
+    told = {'published': solved, 'differs': 'inputs have no clock'}
+    before = {'published': 'ours before: -0.02', 'differs': 'before: actor-critic with RTU'}
+    every = (*both, *plain, Way('q_lambda', 'minGRU', options=some))
     found = [
-        Setting(
-            chain(256),
-            (*both, *plain, Way('q_lambda', 'minGRU', options=some)),
-            400_000,
-            published='solved by intentional Q with exact RTRL of minGRU, plain Q never above 64',
-            differs='inputs have no clock',
-        ),
+        Setting(chain(256), every, 400_000, **told),
         Setting(chain(512), both, 400_000, published='not reported'),
-        Setting(
-            chain(256, 3),
-            (*both, *plain),
-            800_000,
-            8,
-            published='ours before: -0.02',
-            differs='before: actor-critic with RTU',
-        ),
+        Setting(chain(256, 3), (*both, *plain), 800_000, 8, **before),
     ]
     mazes = (10, '.99, SnAp-1 .58, truncated .71'), (20, '.81, .50, .27'), (40, '.61, .49, .17')
     slow = (('explore', 100_000), ('part', 0.1))
     differs = 'their steps and agent are not known to us'
+    maze, ways = environments.t_maze, tuple(values(way, True, slow) for way in WAYS)
     found += [
-        Setting(
-            environments.t_maze(length),
-            tuple(values(way, True, slow) for way in WAYS),
-            300_000,
-            1,
-            turns,
-            f'RTU {theirs}',
-            differs,
-        )
+        Setting(maze(length), ways, 300_000, 1, turns, f'RTU {theirs}', differs)
         for length, theirs in mazes
     ]
     cards, deals = (('explore', 60_000), ('discount', 0.0)), (('window', 51), ('discount', 0.0))
@@ -223,23 +207,15 @@ def settings() -> list[Setting]:
         ways, differs = (Way(agent, cell, 'D_RTRL', True, how),), 'discount 0' + differs
         found.append(Setting(env, ways, steps, batch, of_half, theirs, differs))
     how = ('discount', 1 - 1 / 40), ('explore', 1), ('lam', 0.95)
-    found.append(
-        Setting(
-            environments.trace_conditioning(40),
-            tuple(Way('intentional_q', 'RTU', way, options=how) for way in WAYS),
-            100_000,
-            1,
-            partial(off, 1 - 1 / 40),
-            '.059 (RTU, lambda .95)',
-            'our stimuli, trials and discount, after Rafiee et al.',
-        )
-    )
+    ways = tuple(Way('intentional_q', 'RTU', way, options=how) for way in WAYS)
+    told = '.059 (RTU, lambda .95)', 'our stimuli, trials and discount, after Rafiee et al.'
+    conditioned, score = environments.trace_conditioning(40), partial(off, 1 - 1 / 40)
+    found.append(Setting(conditioned, ways, 100_000, 1, score, *told))
     rolling = values('rolling 5', options=some)
     found += [Setting(chain(length, 3), (*plain, rolling), 250_000) for length in LENGTHS]
-    few = {'ppo': (), 'actor_critic': (('rate', 2e-3),)}
     few_steps = (('explore', 2000),)
-    how = lambda agent: few.get(agent, few_steps)
-    grid = [Way(agent, 'RTU', way, options=how(agent)) for agent in AGENTS for way in WAYS]
+    few = dict.fromkeys(AGENTS, few_steps) | {'ppo': (), 'actor_critic': (('rate', 2e-3),)}
+    grid = [Way(agent, 'RTU', way, options=few[agent]) for agent in AGENTS for way in WAYS]
     grid += [Way('intentional_q', 'RTU', f'{way} 5', options=few_steps) for way in WINDOWS]
     windows = ('chunked 5', 32), ('chunked 20', 32), ('whole episodes', 21)
     grid += [Way('ppo', 'RTU', way, options=(('window', size),)) for way, size in windows]

@@ -6,6 +6,7 @@ python benchmarks/performance_page.py [results.json]
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -231,17 +232,17 @@ def precision(found) -> str:
 
 def once(found) -> str:
     def seconds(row, theirs):
-        return min(
-            (t for name, t in row['seconds'].items() if name.startswith('public') == theirs),
-            default=None,
-        )
+        of = [t for name, t in row['seconds'].items() if name.startswith('public') == theirs]
+        return min(of, default=None)
 
     def over(row):
         a, b = seconds(row, False), seconds(row, True)
         return a / b if a and b else None
 
-    imports = sorted(r['braintrace'] for r in found['once']['import'])
-    base = sorted(r['brainstate'] for r in found['once']['import'])
+    base, own = (
+        statistics.median_high(r[name] for r in found['once']['import'])
+        for name in ('brainstate', 'braintrace')
+    )
     first = listed(
         found['once']['first'],
         {
@@ -255,32 +256,28 @@ def once(found) -> str:
     )
     by_steps = {'ms a call from Python': network, '`learner(x)`': cell('learner(x)')}
     return (
-        f'{first}\n\nAim: 1.2. Importing `braintrace` after `brainstate` '
-        f'({base[len(base) // 2]:.2f} s) takes {imports[len(imports) // 2]:.2f} s more (median of '
-        f'{len(imports)}; aim 0.15 s).\n\n' + listed(found['once']['eager'], by_steps)
-    )
+        f'{first}\n\nAim: 1.2. Importing `braintrace` after `brainstate` ({base:.2f} s) takes '
+        f'{own:.2f} s more (median of {len(found["once"]["import"])}; aim 0.15 s).\n\n'
+    ) + listed(found['once']['eager'], by_steps)
 
 
 def memory(found) -> str:
     by = {(r['rule'], r['steps']): r for r in found['memory'] if 'peak' in r}
     rules = {'d_rtrl': 'D_RTRL', 'es_d_rtrl': 'ES_D_RTRL', 'bptt': 'BPTT'}
+    peak = lambda r: f'{r["peak"] / 2**20:.0f}'
+    shown = {'MiB': peak, 's': lambda r: r['seconds']}
 
-    def peak(rule, steps):
-        return f'{by[rule, steps]["peak"] / 2**20:.0f}' if (rule, steps) in by else None
-
-    def seconds(rule, steps):
-        return by[rule, steps]['seconds'] if (rule, steps) in by else None
+    def column(rule, of):
+        return lambda steps: of(by[rule, steps]) if (rule, steps) in by else None
 
     grown = ', '.join(
         f'{name} {(by[rule, 40_000]["peak"] - by[rule, 2000]["peak"]) / 1e6:+.0f} MB'
         for rule, name in rules.items()
         if {(rule, 40_000), (rule, 2000)} <= by.keys()
     )
-    columns = {
-        'steps': lambda t: f'{t:,}',
-        **{f'MiB {name}': lambda t, rule=rule: peak(rule, t) for rule, name in rules.items()},
-        **{f's {name}': lambda t, rule=rule: seconds(rule, t) for rule, name in rules.items()},
-    }
+    columns = {'steps': lambda steps: f'{steps:,}'}
+    for unit, of in shown.items():
+        columns |= {f'{unit} {name}': column(rule, of) for rule, name in rules.items()}
     return listed(sorted({steps for _, steps in by}), columns) + (
         f'\n\nFrom 2,000 to 40,000 steps: {grown} (aim: at most +40 MB). '
         'Seconds hold the compilation.'
@@ -352,13 +349,10 @@ def brain_scale(found: dict) -> str:
     rows, learning = [], []
     for name, row in found['rows'].items():
         size, kind = name.split(' ', 1)
-        if kind == 'turns':
-            for way, times in row.items():
-                if once := found['rows'].get(f'{size} memory {way}'):
-                    own = {'size': int(size), 'way': way, 'memory': once}
-                    rows.append(
-                        times | own | {'share': times['cpu ms'] / row['model alone']['cpu ms']}
-                    )
+        for way, times in row.items() if kind == 'turns' else ():
+            if once := found['rows'].get(f'{size} memory {way}'):
+                share = times['cpu ms'] / row['model alone']['cpu ms']
+                rows.append(times | {'size': int(size), 'way': way, 'memory': once, 'share': share})
         if kind == 'learning':
             learning.append(
                 f'The example with {int(size):,} neurons took {row["s"]:.0f} s ({row["cpu s"]:.0f} '
