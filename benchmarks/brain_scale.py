@@ -100,26 +100,21 @@ def learning(size: int, options) -> dict:
     start = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         first, last = example().main(size, options.steps, Path(folder) / 'rates.png')
-    wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-    return {
-        'steps': options.steps,
-        'loss before': first,
-        'loss after': last,
-        's': wall,
-        'cpu s': cpu,
-        'memory': memory(),
-    }
+    spent = time.perf_counter() - start[0], time.process_time() - start[1]
+    found = {'steps': options.steps, 'loss before': first, 'loss after': last}
+    return found | dict(zip(('s', 'cpu s'), spent)) | {'memory': memory()}
 
 
-def network_of(ours, size: int):
+def built_of(size: int) -> tuple:
+    """The example, and its network."""
+    ours = example()
     brainstate.environ.set(dt=1 * ours.ms)
-    return ours.Network(size)
+    return ours, ours.Network(size)
 
 
 def row_of_memory(size: int, options) -> dict:
     """The highest memory of one way."""
-    ours = example()
-    network = network_of(ours, size)
+    ours, network = built_of(size)
     built = memory()
     way = Way(options.way, ours, network)
     for _ in range(5):
@@ -129,8 +124,7 @@ def row_of_memory(size: int, options) -> dict:
 
 def turns(size: int, options) -> dict:
     """Times of all ways, turn by turn."""
-    ours = example()
-    network = network_of(ours, size)
+    ours, network = built_of(size)
     ways = {name: Way(name, ours, network) for name in ways_of(size)}
     in_turn({name: way.turn for name, way in ways.items()}, options.turns + 2)
     return {name: way.measured() for name, way in ways.items()}

@@ -168,7 +168,6 @@ def calls():
         traced[0] += 1
         return loss_of(learner(x), y)
 
-    optimizer = optax.sgd(1e-3)
     online, params, carry = learner.pure()
     state = online.init(params, carry, x)
     pure = jax.jit(online.sequence_grad(loss_of))
@@ -176,12 +175,11 @@ def calls():
     def least(call) -> float:
         return 1e6 * min(seconds(call, time.process_time) for _ in range(300))
 
+    how = {'step_fn': step_fn, 'optimizer': optax.sgd(1e-3)}
     found = {
         'learner(x)': least(lambda: learner(x)),
         'etrace_grad': least(lambda: learner.etrace_grad(xs, ys, step_fn=step_fn)),
-        'etrace_train': least(
-            lambda: learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer)
-        ),
+        'etrace_train': least(lambda: learner.etrace_train(xs, ys, **how)),
         'functional in jit': least(lambda: pure(params, state, xs, ys)),
     }
     for _ in range(2):  # epochs

@@ -18,6 +18,7 @@ from streams import (
     PLAIN,
     PUBLISHED,
     ROLLING,
+    RULES,
     SYSTEMS,
     TRIALS,
     rows,
@@ -33,6 +34,10 @@ def spread(scores) -> str:
     """A mean, and the standard deviation of the seeds."""
     off = pstdev(scores)
     return f'{mean(scores):.3g}' + (f' ± {off:.2g}' if off else '')
+
+
+def spoken(row: dict | None) -> str:
+    return spread(row['scores']) if row else '-'
 
 
 def pairs(records: list[dict]) -> dict:
@@ -68,8 +73,7 @@ def published_table(records: list[dict]) -> str:
         line = [rule]
         for name in SYSTEMS:
             row, given = found.get((name, way.net, way.name)), PUBLISHED[name].get(way.name)
-            told = spread(row['scores']) if row else '-'
-            line.append(told + (f' ({given[0]:g} ± {given[1]:g})' if given and row else ''))
+            line.append(spoken(row) + (f' ({given[0]:g} ± {given[1]:g})' if given and row else ''))
         lines.append(line)
     return table(['', *SYSTEMS], lines)
 
@@ -95,7 +99,7 @@ def unbroken_table(records: list[dict]) -> str:
     lines = []
     for name in SYSTEMS:
         keys = [(f'{name}{how}', PLAIN, row) for row in FEW for how in ('', ', without restarts')]
-        told = [spread(found[key]['scores']) if key in found else '-' for key in keys]
+        told = [spoken(found.get(key)) for key in keys]
         lines.append([name, *map('; '.join, zip(told[::2], told[1::2]))])
     return table(['with restarts; without', *FEW], lines)
 
@@ -162,11 +166,8 @@ def told_real(records: list[dict]) -> str:
         ours = min(score((f'next {name}', net, row)) for net in NETWORKS for row in ONLINE)
         if min(score((f'next {name}', ALONE, row)) for row in BESIDE) < ours:
             beaten.append(name)
-    stops = [
-        mean(found[f'next {name}', net, 'D_RTRL, frozen']['scores'])
-        / mean(found[f'next {name}', net, 'D_RTRL']['scores'])
-        for name, net in each
-    ]
+    error = lambda name, net, row: mean(found[f'next {name}', net, row]['scores'])
+    stops = [error(*at, 'D_RTRL, frozen') / error(*at, 'D_RTRL') for at in each]
     return (
         f'On these sequences credit through time buys nothing: of {len(each)} pairs D_RTRL is '
         f'better than the gradient of the same step on {", ".join(gains) or "none"} and worse on '
@@ -185,7 +186,7 @@ def real_table(records: list[dict]) -> str:
         for net in NETWORKS:
             got = [found.get((f'next {name}', net, row)) for row in shown]
             told = '{:.3f} ({:.2g})'.format(*each[name, net]) if (name, net) in each else '-'
-            lines.append([name, net, *(spread(r['scores']) if r else '-' for r in got), told])
+            lines.append([name, net, *map(spoken, got), told])
     return table(['', 'network', *shown, 'D_RTRL / same step (p)'], lines)
 
 
@@ -196,7 +197,7 @@ def beside_table(records: list[dict]) -> str:
         got = [found.get((f'next {name}', ALONE, row)) for row in BESIDE]
         samples = next((r['samples'] for r in got if r), ())
         size = ' x '.join(f'{n:,}' for n in samples)
-        lines.append([name, size, *(spread(r['scores']) if r else '-' for r in got)])
+        lines.append([name, size, *map(spoken, got)])
     missing = ', '.join(r['task'][5:] for r in records if 'refused' in r)
     told = f'\n\nNot measured: {missing}, of which no package has a file.' if missing else ''
     return table(['', 'samples', *BESIDE], lines) + told
@@ -206,14 +207,10 @@ def seconds_table(records: list[dict]) -> str:
     """Those of ten seeds, without compiling."""
     found = scored(records)
     told = lambda row: f'{row["seconds"]:.0f}' if row else '-'
-    kinds = [(net, row) for net in NETWORKS for row in (*ONLINE, ROLLING)]
-    kinds += [(ALONE, row) for row in BESIDE]
-    lines = [
-        [f'{row}, {net}' if net != ALONE else row]
-        + [told(found.get((f'next {name}', net, row))) for name in FILES]
-        for net, row in kinds
-    ]
-    return table(['', *FILES], lines)
+    kinds = {(net, row): f'{row}, {net}' for net in NETWORKS for row in (*ONLINE, ROLLING)}
+    kinds |= {(ALONE, row): row for row in BESIDE}
+    each = lambda kind: [told(found.get((f'next {name}', *kind))) for name in FILES]
+    return table(['', *FILES], [[name, *each(kind)] for kind, name in kinds.items()])
 
 
 def trials_table(records: list[dict]) -> str:
@@ -245,13 +242,7 @@ def page(records: list[dict]) -> dict[str, str]:
     return {f.__name__: f(records) for f in (*told, *shown, streams_missing)}
 
 
-COLORS = {
-    'RTRL': BLACK,
-    'SnAp-1': BLUE,
-    'RFLO': VERMILLION,
-    'UORO': GREEN,
-    'truncated BPTT, 25': GREY,
-}
+COLORS = dict(zip(RULES, (BLACK, BLUE, VERMILLION, GREEN, GREY)))
 MARKERS = dict(zip(SYSTEMS, 'osD^v'))
 
 
@@ -266,9 +257,8 @@ def draw(records: list[dict], path: Path) -> None:
         ax.plot(ends, ends, color=GREY, linewidth=1, linestyle=':', zorder=0)
         ax.set(xscale='log', yscale='log', xlim=ends, ylim=ends)
         ax.set(xlabel='published error', ylabel='ours')
-        shown = [ax.plot([], [], 'o', color=color, label=row)[0] for row, color in COLORS.items()]
-        shown += [
-            ax.plot([], [], mark, color=GREY, fillstyle='none', label=name)[0]
-            for name, mark in MARKERS.items()
-        ]
-        drawn.legend(handles=shown, loc='outside right center')
+        for row, color in COLORS.items():
+            ax.plot([], [], 'o', color=color, label=row)
+        for name, mark in MARKERS.items():
+            ax.plot([], [], mark, color=GREY, fillstyle='none', label=name)
+        drawn.legend(loc='outside right center')
