@@ -78,6 +78,7 @@ def test_a_step_may_be_compiled_inside_jit(name):
     assert learner.graph.hidden_param_op_relations and not state.t.any()
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('around', ['jit', 'vmap'])
 def test_a_cell_may_close_over_arrays_of_a_transformation_around_it(around):
     params, x = np.full((5, 4), 0.1), np.ones((2, 5))

@@ -67,7 +67,7 @@ def check_or_name_the_smallest(program, check=check, *simpler):
 
 
 @pytest.mark.slow
-@examples(5)
+@examples(4)
 @given(programs)
 def test_a_random_program(program):
     check_or_name_the_smallest(program)

@@ -53,6 +53,7 @@ def by_gradient(learner):
     learner.etrace_grad(XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, window=2)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('way', [by_calls, by_gradient])
 def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
     """Also where a call gave buffers of the start away."""

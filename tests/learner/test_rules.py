@@ -141,6 +141,7 @@ def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(shell):
     assert np.isfinite(new).all() and new.shape == losses.shape
 
 
+@pytest.mark.slow
 def test_adaptive_feedback_counts_every_step_of_a_learner():
     rule = rules.e_prop(0.8, braintrace.Feedback('adaptive', decay=0.01))
     (xs, ys), learner = data(), compiled(rule, leaky=True)

@@ -122,6 +122,7 @@ def by_hand(xs):
     return w, h, np.array(sizes)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out_and_its_sample_starts_anew():
     w, h, sizes = by_hand(np.asarray(spoiled()))
     rows, learner = [], compiled(model=Layer)
