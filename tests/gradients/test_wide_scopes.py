@@ -214,35 +214,20 @@ def beside(name, value):
     return cell
 
 
+TWO = {'h': H, 'k': H}
 REFUSALS = {
-    'lanes': (over_lanes, H, r'lanes of a batch read one another: .*d_rtrl'),
-    'last lane': (last_lane, H, r'lanes of a batch read one another: .*d_rtrl'),
-    'complex': (
-        complex_state,
-        shape(2, 4, dtype=np.complex64),
-        'hidden state carry is complex64.*two states',
-    ),
+    'lanes': (over_lanes, H, 'lanes of a batch read one another: .*d_rtrl'),
+    'last lane': (last_lane, H, 'lanes of a batch read one another: .*d_rtrl'),
+    'complex': (complex_state, shape(2, 4, dtype=np.complex64), 'is complex64.*two states'),
     'loop': (in_a_loop, H, r'stands in a loop of 3 turns.*Policy\(unroll=3\)'),
     'mixed': (
         beside('sum', lambda old, h: 0.9 * old + h.sum(0)),
         {'h': H, 'sum': shape(4)},
-        r'the hidden state sum has the shape \[4\], and the batch of 2 is not its axis 0',
+        r'sum has the shape \[4\], and the batch of 2 is not its axis 0',
     ),
-    'named': (
-        beside('k', lambda old, h: 0.9 * old),
-        {'h': H, 'k': H},
-        r'axis 0 of the hidden state k is not known to be the batch.*Policy\(batched=',
-    ),
-    'sorted': (
-        sorted_state,
-        H,
-        'are not known to be apart: the step makes the indices of scatter-add',
-    ),
-    'constant': (
-        beside('k', lambda old, h: old),
-        {'h': H, 'k': H},
-        'the step never changes the hidden state k.*Keep it in params',
-    ),
+    'named': (beside('k', lambda old, h: 0.9 * old), TWO, r'k is not known.*Policy\(batched='),
+    'sorted': (sorted_state, H, 'are not known to be apart: .* the indices of scatter-add'),
+    'constant': (beside('k', lambda old, h: old), TWO, 'never changes the hidden state k.*params'),
 }
 
 

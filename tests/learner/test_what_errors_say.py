@@ -22,7 +22,7 @@ from .networks import UNITS, Layer, compiled, data, loss_of, shared, squared
 
 PACKAGE = str(Path(braintrace.__file__).parent)
 X, P, H = jnp.zeros((4, 3)), {'w': jnp.ones((3, 5))}, jnp.zeros((4, 5))
-gru = lambda: nn.GRUCell(3, 5)
+gru, KEY = lambda: nn.GRUCell(3, 5), jax.random.key(0)
 chain, narrow = brainstate.nn.Sequential, nn.Linear(4, 2)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
 plain = lambda p, h, x: (h, h + x @ p['w'])
@@ -42,12 +42,12 @@ def made(*inputs, model=gru, rule='D_RTRL', **options):
     return lambda: braintrace.compile(model(), rule, *inputs, **options)
 
 
+WHOLE = 'Of a whole sequence, give one step'
+LACKS = 'missing a required argument: '
 SAID = {
-    r'Of a whole sequence, give one step: `xs\[0\]`. Other axes': made(SEQUENCE, batch_size=4),
-    r'state h of shape \(5,\).* Of a whole sequence, give one step': made(SEQUENCE[:, 0]),
-    'sees one sample of it. Of a whole sequence, give one step': (
-        made(SEQUENCE, batch_size=4, vmap=True)
-    ),
+    rf'{WHOLE}: `xs\[0\]`. Other axes': made(SEQUENCE, batch_size=4),
+    rf'state h of shape \(5,\).* {WHOLE}': made(SEQUENCE[:, 0]),
+    f'sees one sample of it. {WHOLE}': made(SEQUENCE, batch_size=4, vmap=True),
     r'^Linear: the input has shape \(4, 5\)': (  # not what brainstate prints around it
         made(X, model=lambda: chain(chain(gru(), narrow)), batch_size=4)
     ),
@@ -56,50 +56,28 @@ SAID = {
     'seed is 1.5; give an int': made(X, seed=1.5),
     "batchsize.*Did you mean 'batch_size'": made(X, batchsize=4),
     "Did you mean 'decay_or_rank'": made(X, rule='ES_D_RTRL', decay=0.9),
-    r"snap needs n: give it by its name, `compile\(model, 'snap', x, n=...\)`": made(
-        X, rule='snap'
-    ),
-    'adapters.from_equinox': (
-        made(X, model=lambda: equinox.nn.GRUCell(3, 5, key=jax.random.key(0)))
-    ),
+    r"snap needs n: .* name, `compile\(model, 'snap', x, n=...\)`": made(X, rule='snap'),
+    'adapters.from_equinox': made(X, model=lambda: equinox.nn.GRUCell(3, 5, key=KEY)),
     'adapters.from_nnx': made(X, model=lambda: nnx.GRUCell(3, 5, rngs=nnx.Rngs(0))),
     'no brainstate.HiddenState that holds a value': made(X, model=lambda: nn.Linear(3, 5)),
     'no inputs are given.*init': lambda: learner.init(P, H),
     'returned one array; return a pair': lambda: functional.online(alone).init(P, H, X),
-    'step returns. Of a whole sequence, give one step': (
-        lambda: functional.online(plain).init(P, H, SEQUENCE)
-    ),
-    r'matmul: x has shape \(6, 4, 3\).* Of a whole sequence': lambda: learner.init(P, H, SEQUENCE),
-    r'expected \(5, 2\) or \(batch, 5, 2\). Of a whole sequence': (
-        lambda: nn.Conv1d((5, 2), 3, 3)(jnp.zeros((6, 4, 5, 2)))
-    ),
-    r"loss_fn\): missing a required argument: 'targets'.*\(params, state, inputs, targets\)": (
-        lambda: learner.grad(loss)(P, X, X)
-    ),
-    r"sequence_grad\(loss_fn\): missing a required argument: 'ys'": (
-        lambda: learner.sequence_grad(loss)(P, X, X)
-    ),
-    r"heads\(\*losses\): missing a required argument: 'targets'": (
-        lambda: learner.heads(loss)(P, X, X)
-    ),
-    r"observed\(loss_fn\): missing a required argument: 'targets'": (
-        lambda: learner.observed(loss)(P, X, X)
-    ),
-    r'xs, ys, mask=None, reset=None\)`': (
-        lambda: learner.sequence_update(loss, optax.sgd(1))(P, X, X)
-    ),
+    f'step returns. {WHOLE}': lambda: functional.online(plain).init(P, H, SEQUENCE),
+    rf'matmul: x has shape \(6, 4, 3\).* {WHOLE}': lambda: learner.init(P, H, SEQUENCE),
+    rf'\(batch, 5, 2\). {WHOLE}': lambda: nn.Conv1d((5, 2), 3, 3)(jnp.zeros((6, 4, 5, 2))),
+    rf"loss_fn\): {LACKS}'targets'.*\(params, state, inputs": lambda: learner.grad(loss)(P, X, X),
+    rf"sequence_grad\(loss_fn\): {LACKS}'ys'": lambda: learner.sequence_grad(loss)(P, X, X),
+    rf"heads\(\*losses\): {LACKS}'targets'": lambda: learner.heads(loss)(P, X, X),
+    rf"observed\(loss_fn\): {LACKS}'targets'": lambda: learner.observed(loss)(P, X, X),
+    r'ys, mask=None, reset=None\)`': lambda: learner.sequence_update(loss, optax.sgd(1))(P, X, X),
     r'loss_fn is called as `loss\(outputs, target\)`': lambda: learner.grad(lambda out: out.sum()),
     'no argument windw. Did you mean window': lambda: learner.sequence_grad(loss, windw=3),
     'no argument trace_dtyp. Did you mean trace_dtype': lambda: rules.d_rtrl(trace_dtyp=3),
     'no argument batch. Did you mean batch_size': lambda: tasks.run(1, 2, 3, 4, batch=3),
     'Policy: there is no argument lanes. Did you mean batched': lambda: braintrace.Policy(lanes=()),
     'GRUCell: there is no argument winit. Did you mean w_init': lambda: nn.GRUCell(3, 5, winit=0),
-    'D_RTRL: there is no argument credt. Did you mean credit': (
-        lambda: braintrace.D_RTRL(gru(), credt='whole')
-    ),
-    'matmul: there is no argument bia. Did you mean bias': (
-        lambda: braintrace.matmul(X, P['w'], bia=0)
-    ),
+    'D_RTRL: .* argument credt. Did you mean credit': lambda: braintrace.D_RTRL(gru(), credt=1),
+    'matmul: .* argument bia. Did you mean bias': lambda: braintrace.matmul(X, P['w'], bia=0),
 }
 SHORT = {'trace_dtype': jnp.bfloat16}
 OPTIONS = [
