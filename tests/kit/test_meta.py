@@ -22,30 +22,14 @@ ABOUT = {
     'instant_drtrl': {'L0', 'L3', 'L6', 'L9'},
     'solve_drtrl': {'L0', 'L6', 'L9'},
 }
-PRIMITIVES = sorted(
-    {
-        p.name: p
-        for p in (
-            *ops.EINSUM_FORMS.values(),
-            *(getattr(ops, n) for n in dir(ops) if n.endswith('_p')),
-        )
-    }.items()
-)
-QUICK = {'etp_elemwise'}
-every_primitive = pytest.mark.parametrize(
-    'primitive',
-    [
-        pytest.param(
-            p,
-            id=name,
-            marks=[
-                *([] if name in QUICK else [pytest.mark.slow]),
-                *(pytest.mark.etp(name, rule=slot) for slot in p.own_rules),
-            ],
-        )
-        for name, p in PRIMITIVES
-    ],
-)
+OWN = [*ops.EINSUM_FORMS.values(), *(getattr(ops, n) for n in dir(ops) if n.endswith('_p'))]
+PRIMITIVES = dict(sorted({p.name: p for p in OWN}.items()))
+
+
+def shows(name, primitive):
+    """A row that counts as a test of each of its rules."""
+    marks = [pytest.mark.etp(name, rule=slot) for slot in primitive.own_rules]
+    return pytest.param(primitive, id=name, marks=marks)
 
 
 def record_calls(primitive, monkeypatch) -> dict[str, set[str]]:
@@ -99,7 +83,7 @@ def uncovered(primitive, report, called) -> list[str]:
 
 
 @pytest.mark.slow
-@every_primitive
+@pytest.mark.parametrize('primitive', [shows(*row) for row in PRIMITIVES.items()])
 @pytest.mark.parametrize(
     'number', [1, pytest.param(None, marks=pytest.mark.nightly)], ids=['first case', 'all cases']
 )

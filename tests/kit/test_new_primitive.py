@@ -8,7 +8,7 @@ import pytest
 import braintrace
 from braintrace import kit, rules
 from braintrace._etrace_op import ETP_PRIMITIVES
-from braintrace.errors import EtpShapeError, RuleContractError
+from braintrace.errors import BraintraceError, BraintraceWarning, EtpShapeError, RuleContractError
 from braintrace.kit import ETPPrimitiveSpec as Spec
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
@@ -62,15 +62,12 @@ def test_a_result_beside_y_that_reaches_a_hidden_state_is_named():
         h = jnp.tanh(0.9 * h + y + beside)
         return h, h
 
-    with pytest.warns(
-        braintrace.errors.BraintraceWarning,
-        match=r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+',
-    ):
+    said = r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+'
+    with pytest.warns(BraintraceWarning, match=said):
         online(cell, jnp.asarray(W), H, XS, loss=squared)
-    strict = braintrace.functional.online(
-        cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True)
-    )
-    with pytest.raises(braintrace.errors.BraintraceError, match='not for its use in reduce_sum'):
+    policy = braintrace.Policy(strict=True)
+    strict = braintrace.functional.online(cell, rules.d_rtrl(), policy=policy)
+    with pytest.raises(BraintraceError, match='not for its use in reduce_sum'):
         strict.init(jnp.asarray(W), H, XS[0])
 
 
@@ -156,18 +153,18 @@ def test_operands_are_checked_before_the_implementation_sees_them():
 
 
 @pytest.mark.parametrize(
-    'fields',
+    'name, value',
+    # a part of a layout, no function, no reverse rule, no position
     [
-        {'yw_to_w': lambda d, trace: trace},
-        {'xy_to_dw': 3},
-        {'reverse': print},
-        {'x_invar_index': -1},
+        ('yw_to_w', lambda d, trace: trace),
+        ('xy_to_dw', 3),
+        ('reverse', print),
+        ('x_invar_index', -1),
     ],
-    ids=['part of a layout', 'no function', 'no reverse rule', 'no position'],
 )
-def test_what_is_refused_is_not_registered(fields):
+def test_what_is_refused_is_not_registered(name, value):
     with pytest.raises(RuleContractError, match='t_refused'):
-        kit.new_etp_primitive(Spec('t_refused', lambda x, w: x @ w, **fields))
+        kit.new_etp_primitive(Spec('t_refused', lambda x, w: x @ w, **{name: value}))
     assert 't_refused' not in {primitive.name for primitive in ETP_PRIMITIVES}
 
 

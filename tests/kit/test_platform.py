@@ -95,10 +95,9 @@ def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
 
 @pytest.mark.slow
 def test_a_trace_of_another_dtype_passes_through_the_kernel():
-    got, want = (
-        learn(ops()[name], 'steps', trace_dtype=jnp.float32) for name in ('kernel', 'plain')
-    )
-    assert_close(got, want)
+    narrow = lambda name: learn(ops()[name], 'steps', trace_dtype=jnp.float32)
+    got = narrow('kernel')
+    assert_close(got, narrow('plain'))
     with pytest.raises(AssertionError, match='the numbers differ'):  # rounded between the steps
         assert_close(got, learn(ops()['kernel'], 'steps'))
 
@@ -118,30 +117,25 @@ def test_a_lowering_takes_the_place_of_the_implementation(run):
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_a_lowering_of_another_shape_is_refused(run):
     x, w = jnp.ones((B, I)), jnp.ones((I, N))
-    with pytest.raises(
-        RuleContractError,
-        match=r"the lowering of 't_platform_3' on 'cpu' returned .*\(3, 2\).*its implementation",
-    ):
+    said = r"the lowering of 't_platform_3' on 'cpu' returned .*\(3, 2\).*its implementation"
+    with pytest.raises(RuleContractError, match=said):
         run(lambda x, w: ops()['wrong'](x, w))(x, w)
 
 
-@pytest.mark.parametrize(
-    'result',
-    [
-        lambda e: {'weight': e[..., 0]},
-        lambda e: {'weight': e, 'more': e},
-        lambda e: e,
-        lambda e: None,
-    ],
-    ids=['shape', 'keys', 'bare', 'nothing'],
-)
-def test_a_kernel_that_returns_another_trace_is_refused(registries_are_restored, result):
-    op = make_linear_op('t_platform_kernel_wrong', lambda x, w: x @ w)
-    op.trace_kernel.update(cpu=lambda d, trace, d_f, x, weights, **params: result(trace['weight']))
-    with pytest.raises(
-        RuleContractError,
-        match='a trace kernel of t_platform_kernel_wrong must return a trace like the one given',
-    ):
+RETURNED = {
+    'shape': lambda e: {'weight': e[..., 0]},
+    'keys': lambda e: {'weight': e, 'more': e},
+    'bare': lambda e: e,
+    'nothing': lambda e: None,
+}
+
+
+@pytest.mark.parametrize('what', RETURNED)
+def test_a_kernel_that_returns_another_trace_is_refused(registries_are_restored, what):
+    op = make_linear_op('t_platform_wrong', lambda x, w: x @ w)
+    op.trace_kernel['cpu'] = lambda d, trace, *more, **params: RETURNED[what](trace['weight'])
+    said = 'a trace kernel of t_platform_wrong must return a trace like the one given'
+    with pytest.raises(RuleContractError, match=said):
         learn(op, 'steps')
 
 
