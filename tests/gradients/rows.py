@@ -9,37 +9,14 @@ from tests.tiers import nightly, slow
 
 # The rows of `make test-quick`: one of each kind of op, of state and of construct.
 CORE = {
-    'leaky',
-    'gru',
-    'lstm_fused',
-    'adaptive_lif',
-    'learned_decay',
-    'sparse',
-    'lora',
-    'gated_attention',
-    'conv1d',
-    'spiking_three',
-    'calls_mixed',
-    'cond',
-    'scan',
-    'while',
-    'vmap_weights',
-    'back_put',
+    *'leaky gru lstm_fused adaptive_lif learned_decay sparse lora gated_attention conv1d'.split(),
+    *'spiking_three calls_mixed cond scan while vmap_weights back_put'.split(),
 }
 # Those that are asked for more in the gate than the one gradient that every row is asked for.
-WIDE = CORE | {
-    'vector',
-    'lru',
-    'plain_input',
-    'stored_spike',
-    'tail_flip',
-    'populations',
-    'fused_attention',
-    'cond_log_of_negative',
-    'scan_spikes',
-    'scan_two_layers',
-    'broadcast',
-    'move_gather_negative',
+WIDE = {
+    *CORE,
+    *'vector lru plain_input stored_spike tail_flip populations fused_attention'.split(),
+    *'cond_log_of_negative scan_spikes scan_two_layers broadcast move_gather_negative'.split(),
     'mix_norm',
 }
 
