@@ -114,10 +114,10 @@ def over_sequence(learner, window=None, params=None, **options):
     return quick(run)(params, state, *drawn()[2:], **options)[0]
 
 
-def weights_sent_back(learner, key='out'):
-    """B of an op, as its learner has it."""
+def weights_sent_back(learner):
+    """B of the readout, as its learner has it."""
     started(learner)
-    (number,) = learner.graph.feedback[key].values()
+    (number,) = learner.graph.feedback['out'].values()
     return np.asarray(learner.graph.program.constants[number])
 
 

@@ -57,19 +57,14 @@ class Watched(models.ops.NumpyOps):
         return super().switch(index, fns, *args, per_lane=per_lane)
 
 
-def run_over(case, ops, steps=None):
-    carry = case.carry
-    for x in case.xs[:steps]:
-        output, carry = case.run(ops, case.params, carry, x)
-    return output, carry
-
-
 @pytest.mark.parametrize(
     'name', [m.name for m in models.control_flow.BRANCHES if m.name != 'cond_constant']
 )
 def test_every_branch_of_a_row_is_taken(name):
-    ops = Watched()
-    run_over(models.case(name), ops)
+    case, ops = models.case(name), Watched()
+    carry = case.carry
+    for x in case.xs:
+        _, carry = case.run(ops, case.params, carry, x)
     assert ops.taken and not any(ops.taken.values())
 
 

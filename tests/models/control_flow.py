@@ -45,12 +45,12 @@ def row(name, transition, params=GATE, **options) -> Model:
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def in_call(*wrap, of=leaky):
-    """An update inside these calls, the first one innermost; parameters are arguments."""
+def in_call(*wrap):
+    """A leaky update inside these calls, the first one innermost; parameters are arguments."""
 
     def transition(ops, p, h, r, x):
         def fn(p, h, r, x):
-            return of(ops, p, h, r, x)
+            return leaky(ops, p, h, r, x)
 
         for call in wrap:
             fn = call(ops, fn)

@@ -194,14 +194,14 @@ def test_a_file_of_a_saved_learner_is_read_without_and_with_its_fingerprint():
 # paths ----------------------------------------------------------------------------------------
 
 
-def left(path, name=None, host='', age=0, content=b'torn'):
+def left(path, name=None, host='', age=0):
     """What a killed process left: a part of `path`, or a file of this name beside it."""
     if name is None:
         host = (host or re.sub(r'[^A-Za-z0-9.]', '_', platform.node()))[-24:]
         tag = f'{zlib.crc32(path.name.encode()):08x}0123abcd'
         name = f'{path.name[:50]}.{host}-{tag}.part'
     part = path.with_name(name)
-    part.write_bytes(content)
+    part.write_bytes(b'torn')
     os.utime(part, (time.time() - age,) * 2)
     return part
 
