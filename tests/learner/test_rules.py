@@ -3,6 +3,7 @@ package too.
 """
 
 import inspect
+import io
 import pydoc
 
 import brainstate
@@ -13,12 +14,12 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import compat, rules
+from braintrace import compat, functional, rules
 from braintrace._learner.learners import LEARNERS, learner_named
-from braintrace.errors import OptionError
-from tests.compare import assert_close
+from braintrace.errors import OptionError, StructureError
+from tests.compare import assert_close, errors
 
-from .networks import BATCH, INPUTS, UNITS, data, loss_of
+from .networks import BATCH, INPUTS, UNITS, data, loss_of, squared
 
 
 class Gated(brainstate.nn.Module):
@@ -239,6 +240,67 @@ def test_a_modulator_has_no_exact_windows():
     xs, ys = data()
     with pytest.raises(OptionError, match="inside is 'exact' for ThreeFactor"):
         learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=2, inside='exact')
+
+
+# -- rules whose trace holds random numbers --------------------------------------------------------
+
+SIGNS, UORO = rules.signs(seed=2), rules.uoro(seed=2)
+
+
+@pytest.mark.slow
+def test_a_snapshot_holds_the_key():
+    (xs, ys), learner = data(4), compiled(UORO)
+    gradient = lambda: learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads
+    learner(xs[0])
+    tree = learner.save()
+    first = gradient()
+    learner.restore(tree)
+    assert_close(gradient(), first, 0.0)
+    learner.reset_state()
+    second = gradient()
+    learner.reset_state()
+    assert max(errors(second, gradient()).values()) > 1e-3  # the key goes on
+    with pytest.raises(StructureError):
+        compiled(rules.signs(seed=3)).restore(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [SIGNS, UORO, rules.uoro('batch', 2)], ids=str)
+def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
+    xs, _ = data(3)
+    learner = compiled(rule)
+    for x in xs:
+        learner(x)
+    learner.reset_state(lanes=jnp.array([True, False, False]))
+    assert learner.etrace.value['t'].tolist() == [0, 3, 3]
+    traces = learner.get_etrace_of('cell/Wz/weight')
+    assert traces
+    for slots in traces.values():
+        for slot in slots.values():
+            if slot.shape[:1] == (BATCH,):
+                assert not slot[0].any() and slot[1].any()
+    text = str(learner.report)
+    assert rule.name in text and 'unbiased' in text
+
+
+@pytest.mark.slow
+def test_a_state_with_a_key_goes_into_a_file_and_lies_on_a_mesh():
+    def cell(params, h, x):
+        h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        return h, h
+
+    learner, params = functional.online(cell, UORO), {'W': jnp.full((5, 3), 0.2)}
+    xs, ys = data(4)[0][:, :2], jnp.zeros((4, 2, 3))
+    run = jax.jit(learner.sequence_grad(squared))
+    state = run(params, learner.init(params, ys[0], xs[0]), xs, ys).state
+    file = io.BytesIO()
+    functional.save_state(file, state)
+    file.seek(0)
+    back = functional.load_state(file, jax.eval_shape(lambda: state))
+    assert_close(run(params, back, xs, ys)[0], run(params, state, xs, ys)[0], 0.0)
+    assert learner.memory().total > 0
+    specs = learner.partition_specs({'W': None}, batch_axis='data')
+    assert jax.tree.structure(specs.trace) == jax.tree.structure(state.trace)
 
 
 # -- the axes of the public package ----------------------------------------------------------------
