@@ -215,9 +215,8 @@ def test_qrc_lambda_goes_down_the_gradient_of_the_projected_bellman_error(agents
         (q, _), h = cell_of(names, braintrace)(p, h, x)
         return (q, jax.lax.stop_gradient(h) @ p['h']), h
 
-    agent = agents.qrc_lambda(
-        functional.online(cell), jnp.zeros(H), DISCOUNT, LAM, 0.02, 1.0, explore=8
-    )
+    how = DISCOUNT, LAM, 0.02, 1.0
+    agent = agents.qrc_lambda(functional.online(cell), jnp.zeros(H), *how, explore=8)
     got, actions = played(agent, p, seen)
     expected = values(names, p, seen, actions, seen[2], lambda *a: change(*cut(*a, head)))
     np.testing.assert_allclose(got, expected, atol=1e-9)
@@ -235,9 +234,8 @@ def cut(delta, w, samples, head):
 def test_actor_critic_has_a_trace_for_each_head_and_a_lambda_for_each_group(agents):
     names, lams, seen = ('policy', 'value'), (0.7, 0.5, 0.9), experience()
     p = weights(names, (A, 1))
-    agent = agents.actor_critic(
-        learner_of(names), jnp.zeros(H), DISCOUNT, lams, 0.02, entropy=0.1, critic=0.3
-    )
+    how = {'entropy': 0.1, 'critic': 0.3}
+    agent = agents.actor_critic(learner_of(names), jnp.zeros(H), DISCOUNT, lams, 0.02, **how)
     got, actions = played(agent, p, seen)
     xs, rewards, done = seen
     of_cell = flat({n: np.full(np.shape(x), float(n in 'aw')) for n, x in p.items()})
@@ -272,9 +270,8 @@ def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents, trac
     names, window, epochs = ('policy', 'value'), 5, 3
     how = {} if traced else {'inside': 'exact', 'keep_trace': False}
     p, seen = weights(names, (A, 1)), experience(T)
-    agent = agents.ppo(
-        learner_of(names), jnp.zeros(H), DISCOUNT, LAM, window, epochs, 0.05, entropy=0.1, **how
-    )
+    options = DISCOUNT, LAM, window, epochs, 0.05
+    agent = agents.ppo(learner_of(names), jnp.zeros(H), *options, entropy=0.1, **how)
     got, actions = played(agent, p, seen)
     xs, rewards, done = seen
     w, size = flat(p), len(flat(p))
@@ -342,9 +339,8 @@ def test_the_normaliser_is_that_of_all_that_was_seen(agents):
         np.testing.assert_allclose(told[2 * t][1], want, rtol=1e-6)
         returns = 0.9 * returns + rewards[t]
         every += list(returns)
-        np.testing.assert_allclose(
-            told[2 * t + 1][1], rewards[t] / np.std(every, ddof=1), rtol=1e-6
-        )
+        scaled = rewards[t] / np.std(every, ddof=1)
+        np.testing.assert_allclose(told[2 * t + 1][1], scaled, rtol=1e-6)
         returns = returns * ~done[t]
 
 
@@ -389,10 +385,8 @@ def test_the_flag_that_comes_with_the_last_reward_resets_the_memory(agents):
         assert steps == [(t + 1) % 4] * B and bool(done.all()) == (t == 3)
         assert (not np.asarray(now['state'].carry).any()) == (t == 3)
         assert (np.asarray(env.observe(states))[:, 1] == 1).all() == (t == 3)
-    assert not any(
-        np.asarray(e).any()
-        for e in jax.tree.leaves(agent.init(now['params'], env.observe(states))['z'])
-    )
+    fresh = jax.tree.leaves(agent.init(now['params'], env.observe(states))['z'])
+    assert not any(np.asarray(e).any() for e in fresh)
 
 
 def test_what_is_not_one_for_each_sample_is_refused(agents):

@@ -210,6 +210,10 @@ def sample(times, units):
     return lambda: small(((0.1,), (0.1,), times), ((1,), (1,), units))
 
 
+def of_parts(test, *validation):
+    return events.events_task(made()[0], test, *validation)
+
+
 BAD = {
     'events, sample 2: a time of 250; are these milliseconds': sample((0.5, 250), (1, 2)),
     'sample 2: a time of -0.5; times are seconds from 0 on': sample((-0.5, 0.5), (1, 2)),
@@ -224,9 +228,9 @@ BAD = {
 }
 REFUSED = {
     'groups is 3, which does not divide 700; give one of 1, 2, 4, 5': lambda: small().bins(9, 1, 3),
-    'sample 2: 300 events in a bin, which uint8 does not hold': lambda: small(
-        ((), (), 300 * (0.1,)), ((), (), 300 * (1,))
-    ).bins(5),
+    'sample 2: 300 events in a bin, which uint8 does not hold': (
+        lambda: small(((), (), 300 * (0.1,)), ((), (), 300 * (1,))).bins(5)
+    ),
     'which bool does not hold': lambda: small().bins(5, dtype=bool),
     'seconds is 0': lambda: small().bins(5, 0),
     'seconds is 1400; are these milliseconds': lambda: small().bins(5, 1400),
@@ -235,14 +239,10 @@ REFUSED = {
     'has 2 speakers, too few': lambda: small().split(share=0.9, key=KEY),
     'test is str; give Events, as of read_shd': lambda: events.events_task(small(), 'test.h5'),
     'has 0 speakers': lambda: small(speakers=None).split(key=KEY),
-    'the test part .made 0. and the train part .made 0. share a sample': lambda: events.events_task(
-        made()[0], made()[0]
-    ),
-    'test part .made 1. and the validation part': lambda: events.events_task(
-        *made(), made()[1][:2]
-    ),
-    'the test part .made 2. has the label 8; train ends at 3': lambda: events.events_task(
-        made()[0], events.made_events(9, 2, 9)
+    'test part .made 0. and the train part .made 0. share a sample': lambda: of_parts(made()[0]),
+    'test part .made 1. and the validation part': lambda: of_parts(made()[1], made()[1][:2]),
+    'the test part .made 2. has the label 8; train ends at 3': (
+        lambda: of_parts(events.made_events(9, 2, 9))
     ),
     'the test part has 8 samples': lambda: task().sample(KEY, 9, 'test'),
     'shift is -1': lambda: events.augment(-1),

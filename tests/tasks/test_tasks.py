@@ -261,11 +261,8 @@ def test_a_sine_keeps_its_frequency_until_it_shifts():
 
 def test_digits_are_held_out_and_balanced():
     parts = _data.images()
-    assert {part: len(labels) for part, (_, labels) in parts.items()} == {
-        'train': 1197,
-        'validation': 300,
-        'test': 300,
-    }
+    sizes = {'train': 1197, 'validation': 300, 'test': 300}
+    assert {part: len(labels) for part, (_, labels) in parts.items()} == sizes
     for part in ('validation', 'test'):
         assert np.bincount(parts[part][1]).tolist() == [30] * 10
     assert len(np.unique(np.concatenate([x for x, _ in parts.values()]), axis=0)) == 1797
