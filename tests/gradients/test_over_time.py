@@ -15,6 +15,7 @@ import pytest
 import braintrace
 from braintrace import _jax, functional, rules
 from braintrace._executor import over_time
+from braintrace._rules import pending
 from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
@@ -190,6 +191,18 @@ def test_d_rtrl_is_backpropagation(name, way, window):
 def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
     each = (over_two_sequences(name, how, 'es_d_rtrl', window, True) for how in HOW)
     assert_close(*each, relative=1e-12)
+
+
+@pytest.mark.parametrize(
+    ('name', 'shape'), [('number', (1, 1)), ('of_lanes', (B, 1)), ('leak', (1, N))]
+)
+def test_powers_of_a_decay_that_no_step_changes_are_found_once(name, shape, monkeypatch):
+    found, moves = [], pending._moves_once
+    monkeypatch.setattr(pending, '_moves_once', lambda *a: found.append(moves(*a)) or found[-1])
+    (params, h), learner = start(name), online(name, RULES['d_rtrl'])
+    state = learner.init(params, h, XS[0])
+    jax.eval_shape(learner.sequence_grad(loss), params, state, XS, YS)
+    assert {x.shape for d in found[0].values() for x in jax.tree.leaves(d)} == {shape}
 
 
 def instructions(name, rule, linear):
