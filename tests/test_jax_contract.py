@@ -44,19 +44,18 @@ def test_tracing_does_not_see_an_outer_transformation():
     assert shapes == [(4,)]
 
 
-@pytest.mark.parametrize(
-    'transform',
-    [
-        jax.jit,
-        jax.vmap,
-        jax.grad,
-        jax.checkpoint,
-        lambda f: lambda x: lax.cond(x > 0, f, f, x),
-        lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2),
-    ],
-    ids=['jit', 'vmap', 'grad', 'checkpoint', 'cond', 'scan'],
-)
-def test_each_transformation_has_a_trace_of_its_own(transform):
+TRANSFORMS = {
+    'jit': jax.jit,
+    'vmap': jax.vmap,
+    'grad': jax.grad,
+    'checkpoint': jax.checkpoint,
+    'cond': lambda f: lambda x: lax.cond(x > 0, f, f, x),
+    'scan': lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2),
+}
+
+
+@pytest.mark.parametrize('name', TRANSFORMS)
+def test_each_transformation_has_a_trace_of_its_own(name):
     seen = []
     assert _jax.is_outermost()
 
@@ -68,9 +67,9 @@ def test_each_transformation_has_a_trace_of_its_own(transform):
     def outer(x):
         seen.append(_jax.current_trace())
         jax.named_call(inner, name='same')(x)
-        return transform(inner)(x)
+        return TRANSFORMS[name](inner)(x)
 
-    jax.make_jaxpr(outer)(jnp.ones(3) if transform is jax.vmap else jnp.ones(()))
+    jax.make_jaxpr(outer)(jnp.ones(3) if name == 'vmap' else jnp.ones(()))
     assert seen[0] is seen[1] and all(trace is not seen[0] for trace in seen[2:]) and seen[2:]
 
 
@@ -122,29 +121,6 @@ def test_places_skip_every_file_of_the_package_but_the_cells():
     }
     assert {name.split('/')[0] for name in shown} == {'nn'}
     assert 'nn/_cells.py' in shown and 'nn/_linear.py' not in shown
-
-
-@pytest.mark.parametrize(
-    'fn, name, params',
-    [
-        (lambda x: x[1:, ::2], 'slice', {'start_indices', 'limit_indices', 'strides'}),
-        (lambda x: x.T, 'transpose', {'permutation'}),
-        (lambda x: x[::-1], 'rev', {'dimensions'}),
-        (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}),
-        (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
-        (lambda x: lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
-        (
-            lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
-            'broadcast_in_dim',
-            {'shape', 'broadcast_dimensions'},
-        ),
-        (lambda x: jnp.concatenate([x, x]), 'concatenate', {'dimension'}),
-        (lambda x: jnp.split(x, 2, 1)[0], 'split', {'sizes', 'axis'}),
-    ],
-)
-def test_data_movement_has_the_parameters_that_labels_read(fn, name, params):
-    eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
-    assert params <= set(eqn.params)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +198,8 @@ def scanned(reverse):
 @pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('reverse', [False, True])
 def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse):
-    a, b = jnp.arange(3.0), jnp.arange(2.0)
-    eqn = the(
-        'scan', scanned(reverse), a, b, a + 1, jnp.float32(2), (jnp.ones((5, 3)), jnp.ones((5,)))
-    )
+    a, b, xs = jnp.arange(3.0), jnp.arange(2.0), (jnp.ones((5, 3)), jnp.ones((5,)))
+    eqn = the('scan', scanned(reverse), a, b, a + 1, jnp.float32(2), xs)
     parts = _jax.scan_parts(eqn)
     assert parts[1:] == ([], 2, 2, 5, reverse, 2)
     assert [v.aval.shape for v in parts.body.invars] == [(3,), (2,), (3,), (), (3,), ()]
@@ -234,11 +208,11 @@ def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse)
 
 
 def test_a_differentiated_scan_keeps_that_order():
-    def grad(a, x):
-        return jax.grad(lambda v: lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum())(a)
+    def total(a, x):
+        return lax.scan(lambda c, y: (jnp.sin(c * a * y), c), a, x)[0].sum()
 
     a, x = jnp.arange(1.0, 4.0), jnp.ones((4, 3)) / 2
-    (call,) = equations(jax.jit(grad), a, x)
+    (call,) = equations(jax.jit(jax.grad(total)), a, x)
     body, _ = _jax.closed_jaxpr(_jax.inlinable(call))
     scans = [e for e in body.eqns if e.primitive.name == 'scan']
     assert [_jax.scan_parts(e).reverse for e in scans] == [False, True]
@@ -256,17 +230,15 @@ def test_the_constants_of_a_body_are_apart_from_its_operands():
 
 def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_carry():
     def loop(limit, by, one, two):
-        return lax.while_loop(
-            lambda c: c[0].sum() < limit[0], lambda c: (c[0] + by.sum(), c[1] * by[0]), (one, two)
-        )
+        turn = lambda c: (c[0] + by.sum(), c[1] * by[0])
+        return lax.while_loop(lambda c: c[0].sum() < limit[0], turn, (one, two))
 
-    eqn = the('while', loop, jnp.ones(1), jnp.ones(2), jnp.ones(3), jnp.ones(4))
+    eqn = the('while', loop, *(jnp.ones(n) for n in (1, 2, 3, 4)))
     parts = _jax.while_parts(eqn)
     assert (parts.cond_nconsts, parts.body_nconsts) == (1, 1)
     assert (parts.cond_consts, parts.body_consts) == ([], [])
-    assert [v.aval.shape for v in eqn.invars] == [(1,), (2,), (3,), (4,)]
-    assert [v.aval.shape for v in parts.cond.invars] == [(1,), (3,), (4,)]
-    assert [v.aval.shape for v in parts.body.invars] == [(2,), (3,), (4,)]
+    sizes = [[v.aval.size for v in of.invars] for of in (eqn, parts.cond, parts.body)]
+    assert sizes == [[1, 2, 3, 4], [1, 3, 4], [2, 3, 4]]
     assert [v.aval.dtype for v in parts.cond.outvars] == [bool]
 
     def run(parts, operands):
@@ -368,18 +340,6 @@ def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
     assert eqns['psum_invariant'].params == {'axes': ('a',)}
     read = {'all_gather_dimension', 'axis_name', 'tiled'}
     assert read <= set(eqns['all_gather_invariant'].params)
-
-
-def test_collectives_have_the_parameters_that_are_read():
-    def body(x):
-        scattered = lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
-        return lax.ppermute(scattered + lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
-
-    eqns = {e.primitive.name: set(e.params) for e in inside_a_shard_map(body)[1]}
-    groups = {'axis_name', 'axis_index_groups', 'tiled'}
-    assert groups | {'scatter_dimension'} <= eqns['reduce_scatter']
-    assert groups | {'all_gather_dimension'} <= eqns['all_gather']
-    assert {'axis_name', 'perm'} <= eqns['ppermute']
 
 
 def plainly(body, consts, args):

@@ -249,21 +249,6 @@ def test_a_product_that_a_sum_reads_in_many_ways_is_made_once():
     assert len(products) == 2  # that of the sum, and ``x @ w``
 
 
-def test_effects_happen_step_by_step_in_order():
-    seen = []
-
-    def step(w, h, x):
-        h = jnp.tanh(h @ w['h'] + x @ w['x'])
-        jax.debug.callback(lambda a: seen.append(float(a)), h[0, 0], ordered=True)
-        return h, (), h, ()
-
-    w, xs, first = weights(), draw(T, B, I), jnp.ones((B, N))
-    traced = TracedStep(step, w, first, xs[0])
-    _, _, shown, _ = jax.jit(lambda *args: traced.loop(*args, T)[:3] + ((),))(w, first, xs)
-    jax.effects_barrier()
-    assert_close(np.asarray(seen), shown[:, 0, 0])
-
-
 def test_each_effect_happens_as_often_as_it_is_written():
     calls = []
 
