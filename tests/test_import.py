@@ -37,16 +37,15 @@ found = {}
 '''
 
 
+def python(code: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', **environment}
+    run = [sys.executable, '-c', code]
+    return subprocess.run(run, capture_output=True, text=True, cwd=cwd, env=env)
+
+
 def process(code: str, **environment: str) -> dict:
     """What a new process leaves in ``found``."""
-    code = START + textwrap.dedent(code) + '\nprint(json.dumps(found))'
-    done = subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, 'JAX_PLATFORMS': 'cpu', **environment},
-    )
+    done = python(START + textwrap.dedent(code) + '\nprint(json.dumps(found))', **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -168,13 +167,8 @@ def test_another_package_of_this_name_in_the_same_folder_is_told(tmp_path):
     (tmp_path / 'braintrace').symlink_to(ROOT / 'braintrace')
     (tmp_path / 'braintrace-0.2.8.dist-info').mkdir()
     (tmp_path / 'braintrace_online-0.1.0.dist-info').mkdir()
-    done = subprocess.run(
-        [sys.executable, '-c', 'import braintrace; print(braintrace.__file__)'],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-    )
+    code = 'import braintrace; print(braintrace.__file__)'
+    done = python(code, tmp_path, PYTHONPATH=str(tmp_path))
     assert done.stdout == f'{tmp_path}/braintrace/__init__.py\n', done.stderr
     assert done.stderr.count('BraintraceWarning') == 1
     assert 'braintrace-0.2.8 is installed in the same folder as braintrace-online' in done.stderr

@@ -83,17 +83,12 @@ def test_the_axes_of_a_rule_that_are_not_as_by_default_have_a_line():
     assert lines()[0].startswith('approximate')
 
 
-class Net(brainstate.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.readout = braintrace.nn.GRUCell(I, N), braintrace.nn.Linear(N, 2)
-
-    def update(self, x):
-        return self.readout(self.cell(x))
+def net():
+    return brainstate.nn.Sequential(braintrace.nn.GRUCell(I, N), braintrace.nn.Linear(N, 2))
 
 
 def test_learner_graph_and_functional_learner_give_one_report():
-    model, es = Net(), gru_learner(RULES[1])
+    model, es = net(), gru_learner(RULES[1])
     learner = braintrace.compile(
         model, 'ES_D_RTRL', jnp.zeros((2, I)), batch_size=2, decay_or_rank=0.9
     )
@@ -551,29 +546,26 @@ def test_nothing_is_said_of_a_weight_that_is_held_fixed():
 
 
 def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
-    report = braintrace.compile(Net(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2).report
-    both = report.explain(('cell', 'Wz', 'weight'))
-    assert both == report.explain('cell/Wz/weight') == report.explain('cell/Wz')
-    assert [p.split(' ')[0] for p in both.split('\n\n')] == [
-        'cell/Wz/weight/bias',
-        'cell/Wz/weight/weight',
-    ]
-    assert report.explain(('readout', 'weight', 'bias')).startswith('readout/weight/bias ')
+    report = braintrace.compile(net(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2).report
+    both = report.explain(('layers', '0', 'Wz', 'weight'))
+    assert both == report.explain('layers/0/Wz/weight') == report.explain('layers/0/Wz')
+    told = [text.split(' ')[0] for text in both.split('\n\n')]
+    assert told == ['layers/0/Wz/weight/bias', 'layers/0/Wz/weight/weight']
+    assert report.explain('layers/1/weight/bias').startswith('layers/1/weight/bias ')
     assert both == report.explain('Wz') == report.explain('Wz/weight')
     for path, nearest in (
-        ('cell/wz/weight', 'cell/Wz'),
-        ('redout', 'readout'),
-        (('cell', 'Wx'), 'cell/W'),
+        ('layers/0/wz/weight', 'layers/0/Wz'),
+        ('layrs/1', 'layers/1'),
+        (('layers', '0', 'Wx'), 'layers/0/W'),
     ):
         with pytest.raises(OptionError, match=f'is no parameter of .*; nearest are .*{nearest}'):
             report.explain(path)
     for end in ('bias', 'weight/bias'):
-        several = rf"'{end}' is the end of \['cell/Wh/weight/bias', .*'readout/weight/bias'\]"
+        several = rf"'{end}' is the end of \['layers/0/Wh/weight/bias', .*'layers/1/weight/bias'\]"
         with pytest.raises(OptionError, match=several):
             report.explain(end)
-    odd = compiled(
-        lambda p, h, x: (h, 0.5 * h + mm(x, p['a/b'])), shapes(**{'a/b': (I, N)}), state(), seen()
-    ).report
+    cell = lambda p, h, x: (h, 0.5 * h + mm(x, p['a/b']))
+    odd = compiled(cell, shapes(**{'a/b': (I, N)}), state(), seen()).report
     assert odd.explain('a/b') == odd.explain(('a/b',)) == odd.explain('a~1b')
 
 

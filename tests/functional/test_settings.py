@@ -117,21 +117,11 @@ def updates(rule):
     return found.params, found.losses
 
 
-class Net(brainstate.nn.Module):
-    """Spikes of a gated cell."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.lif = nn.MinimalRNNCell(I, N), nn.LIF(N, tau=4.0)
-
-    def update(self, x):
-        return self.lif(self.cell(x))
-
-
 def learning(rule):
     with jax.transfer_guard('allow'):  # of the generator of first values
         brainstate.random.seed(0)
-        learner = braintrace.compile(Net(), rule, X, batch_size=B)
+        model = brainstate.nn.Sequential(nn.MinimalRNNCell(I, N), nn.LIF(N, tau=4.0))
+        learner = braintrace.compile(model, rule, X, batch_size=B)
 
     def step_fn(x, y):
         return (learner(x) ** 2).sum() + y.sum()
