@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
     ``weights(rng, inputs, units)`` draws its parameters. ``step(p, h, x) -> (y, new states)`` takes
     one step. ``states`` names the hidden states with their dtype. y is ``wide`` times as wide as
-    the units. ``traced`` numbers stand in the D-RTRL trace for each weight and sample: one for each
+    the units. ``traced`` numbers are in the D-RTRL trace for each weight and sample: one for each
     state, but a stored spike, which the other new states tell.
     """
 

@@ -1,6 +1,6 @@
 """Excitatory and inhibitory neurons, wired at random, learn to say which side had more cues.
 
-80 neurons excite all that they reach and 20 inhibit it (Dale's law); a synapse stands at each fifth
+80 neurons excite all that they reach and 20 inhibit it (Dale's law); a synapse is at each fifth
 place. Time constants are drawn from gamma distributions, one for each neuron, and learn with the
 weights. The task is that of evidence.py with a shorter delay: 115 steps of 10 ms.
 """
@@ -53,7 +53,7 @@ def gamma(mean):
 
 
 def keeps_its_law(model):
-    """Whether all synapses have the sign of their neuron, and stand where there are wires."""
+    """Whether all synapses have the sign of their neuron, and are where there are wires."""
     matrix, seen = model.recurrent(jnp.eye(E + I)), model.inputs(jnp.eye(INPUTS))
     wired = np.zeros((E + I, E + I), bool)
     wired[tuple(model.wires.T)] = True

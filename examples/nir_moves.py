@@ -2,7 +2,7 @@
 
 It was trained with steps of 1 ms and resets to zero. Where it comes to, a step is twice as long
 and a spike subtracts the threshold: it says fewer of its seven patterns right. D_RTRL takes it from
-there; the gradient of each step alone stands beside it.
+there; the gradient of each step alone is beside it.
 """
 
 import jax

@@ -44,7 +44,7 @@ Slots = tuple[int | None, Mapping[str, Arrays]]  # steps so far, and {slot: {par
 
 
 class Observer:
-    """Writes what a step read and made; ``before`` and ``after`` stand around the step.
+    """Writes what a step read and made; ``before`` and ``after`` are around the step.
 
     ``parameters``: ``{name: role}`` of all that learn; the roles are ``input``, ``recurrent``,
     ``bias``, ``readout``, ``readout_bias``. Weights, gradients and traces of weights have the
@@ -108,13 +108,13 @@ class Observer:
         *,
         reset: Any = None,
     ) -> None:
-        """Copies what stands before the step; a reset of lanes was applied to carry and traces.
+        """Copies what is before the step; a reset of lanes was applied to carry and traces.
 
         ``traces``: ``{parameter: {state: array}}``, states ``V``, ``a``, ``h``, ``filter``, ``o``;
         (B, in, out) by the layout, (B, out) of a bias; an axis of length 1 means a repeated one.
         """
         if self.seen is not None:
-            raise RuntimeError('before was called twice: after stands between')
+            raise RuntimeError('before was called twice: after is between')
         count = len(inputs)
         flags = np.zeros(count, bool) if reset is None else np.asarray(self.array(reset), bool)
         if flags.any() and self.initial is None:
@@ -244,7 +244,7 @@ class Observer:
         return {name: self._node(value) for name, value in arrays.items()}
 
     def _weights(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Relation, slot, and names of the parameters that stand there one behind the other."""
+        """Relation, slot, and names of the parameters that are there one behind the other."""
         for relation, slots in PARTS.items():
             for slot, roles in slots.items():
                 names = [self.names[role] for role in roles if role in self.names]

@@ -2,7 +2,7 @@
 
 A recurrent network of leaky integrate-and-fire neurons with a leaky readout and random feedback
 learns three waves, weights by Adam at every step (Bellec et al. 2020, equations 4 and 24 to 28).
-The lines stand on stdout:
+The lines are on stdout:
 
     python examples/receipts_torch_eprop.py | braintrace-receipts verify -
 """

@@ -110,7 +110,7 @@ def faults_of(file: str) -> list[Fault]:
 
 
 def functions_of(tree: ast.AST, name: str = 'module') -> Iterator[tuple[ast.AST, str]]:
-    """Each node below with the function or class that it stands in."""
+    """Each node below with the function or class that it is in."""
     for node in ast.iter_child_nodes(tree):
         yield node, name
         own = getattr(node, 'name', None) if isinstance(node, ast.stmt) else None

@@ -62,7 +62,7 @@ def _reverse(case, *readings):
 
 def by_time(cell, params, carry, xs, ys, loss, weights=None, reset=None):
     """The gradient of the weighted losses of a plain cell by reverse mode through all steps; with
-    ``reset``, flags of lanes or of all and a carry, some start anew there.
+    ``reset``, flags of lanes or of all and a carry, some start again there.
     """
     steps = len(jax.tree.leaves(xs)[0])
     weights = np.ones(steps) if weights is None else weights

@@ -72,7 +72,7 @@ def install(python: str, version: str, package: Path, verifier: Path) -> None:
 
 
 def read_me(page: Path) -> None:
-    """Run the blocks of Python of a page; each prints what stands behind it."""
+    """Run the blocks of Python of a page; each prints what is behind it."""
     names: dict = {}
     blocks = BLOCK.findall(page.read_text(encoding='utf-8'))
     for code, shown in blocks:

@@ -1,6 +1,6 @@
 """How much a reader of the core has to hold, beside what it should be: ``make reading``.
 
-The core is all of ``braintrace/`` but what stands beside it. The last two rows are counted while a
+The core is all of ``braintrace/`` but what is beside it. The last two rows are counted while a
 GRU of five units with a readout takes its first gradient of a sequence.
 """
 

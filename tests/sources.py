@@ -142,7 +142,7 @@ FRONT = MODULES['braintrace']
 
 
 def assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """What stands behind ``name = ...`` and ``name: type = ...`` at the top of a file."""
+    """What is behind ``name = ...`` and ``name: type = ...`` at the top of a file."""
     found: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):

@@ -81,7 +81,7 @@ ARROWS: dict[str, set[str]] = {
     | {'_version', 'functional', 'rules', 'verify', 'extra._filter', 'extra._own_diagonal'}
     | {'extra._sparse_cpu', 'extra._unshard'},
 }
-# Files and folders of a floor from the lowest to the highest; those that are not named stand above.
+# Files and folders of a floor from the lowest to the highest; those that are not named are above.
 OF_COMPILER = 'primitives policy equations program stacked_states kinds graph analysis analyse'
 ROOMS = {'_compiler': OF_COMPILER.split()}
 
@@ -96,7 +96,7 @@ DISTRIBUTIONS = {'receipts': {'braintrace_receipts'}}  # a floor that an extra i
 
 
 def target_floor(name: str) -> str:
-    """The floor that ``braintrace.x.y`` stands on; a name that the package has at once: ``''``."""
+    """The floor that ``braintrace.x.y`` is on; a name that the package has at once: ``''``."""
     first = floor_of(name.split('.')[1:])
     return first if first in ARROWS else LAZY.get(first, '')
 
@@ -141,7 +141,7 @@ def room_of(module: str) -> str:
 
 
 def height(order: list[str], room: str) -> int:
-    """Files that no row names stand above, the floor's ``__init__`` above those."""
+    """Files that no row names are above, the floor's ``__init__`` above those."""
     return order.index(room) if room in order else len(order) + (room == '__init__')
 
 
@@ -387,12 +387,12 @@ HABITS: dict[str, Check] = {
         'object itself as a key, or count',
     ),
     'no broad except': check_excepts,
-    'what stands above the executor never reads a jaxpr': each(
+    'what is above the executor never reads a jaxpr': each(
         lambda node: isinstance(node, ast.Attribute) and node.attr in JAXPR_FIELDS,
         'reads a jaxpr; the floors below do, and hand over factors',
         ABOVE_EXECUTOR,
     ),
-    'the compiler and what stands above it name no primitive': each(
+    'the compiler and what is above it name no primitive': each(
         names_primitive,
         'names a primitive; ask the rule registry for the property that matters',
         FROM_COMPILER,
@@ -455,10 +455,10 @@ BROKEN = {
         Source('_rules/x.py', 'try:\n    pass\nexcept:\n    raise'),
         Source('_rules/x.py', 'try:\n    pass\nexcept Exception:\n    pass'),
     ],
-    'what stands above the executor never reads a jaxpr': [
+    'what is above the executor never reads a jaxpr': [
         Source('_rules/x.py', 'def f(g):\n    return g.jaxpr.eqns')
     ],
-    'the compiler and what stands above it name no primitive': [
+    'the compiler and what is above it name no primitive': [
         Source('_compiler/x.py', "special = {'etp_mm'}"),
         Source('_report/x.py', 'special = etp_mm_p'),
     ],
@@ -555,7 +555,7 @@ def test_the_map_of_the_house_shows_every_floor_and_room():
     folders = [f for f in ARROWS if (PACKAGE / f).is_dir()]
     rooms = [r for floor in ROOMS for r in ROOMS[floor] if (PACKAGE / floor / r).is_dir()]
     missing = [name for name in (*folders, *rooms) if f'{name}/' not in house]
-    assert not missing, f'CONTRIBUTING.md does not say what stands in {missing}'
+    assert not missing, f'CONTRIBUTING.md does not say what is in {missing}'
 
 
 def test_the_arrows_have_no_cycle():

@@ -218,7 +218,7 @@ def check_learnable(graph: ETraceGraph) -> None:
     opaque = next((e for e in graph.program.equations if e.holds_op()), None)
     if not graph.ops and opaque is not None:
         raise CompileError(
-            f'{opaque.where}: the only ETP ops of the step stand inside {opaque.primitive.name}, '
+            f'{opaque.where}: the only ETP ops of the step are inside {opaque.primitive.name}, '
             'where they have no trace. Apply an op outside of it.'
         )
     if graph.ops:

@@ -18,7 +18,7 @@ from .primitives import NONE
 
 # an equation --------------------------------------------------------------------------------------
 #
-# An equation of the flat program, and the regions (loops, checkpoints) that equations stand in.
+# An equation of the flat program, and the regions (loops, checkpoints) that equations are in.
 
 
 class Remat:
@@ -56,7 +56,7 @@ class Equation:
     """One primitive application; ``ins`` and ``outs`` are value numbers.
 
     ``scope``: the regions around it, outermost first. ``loop``: set on the two markers of a loop.
-    ``conditional``: it stands in a branch. ``origin``: the jaxpr's equation. ``marked``: the name
+    ``conditional``: it is in a branch. ``origin``: the jaxpr's equation. ``marked``: the name
     of the primitive in whose place this op was put automatically; ``unmarked``: why no op was put
     here, where a function of parameters to mark meets a value that changes. ``extra``: it makes a
     path of the trace beside those of the step; its value changes nothing, and in a pass in which
@@ -94,7 +94,7 @@ class Equation:
 
 
 def holds_op(jaxpr) -> bool:
-    """Whether an ETP op stands in a jaxpr, at any depth."""
+    """Whether an ETP op is in a jaxpr, at any depth."""
     jaxpr = getattr(jaxpr, 'jaxpr', jaxpr)
     return any(
         is_etp_primitive(e.primitive) or any(map(holds_op, _jax.sub_jaxprs(e.params)))
@@ -409,7 +409,7 @@ def backward(
     # a reduction hands its one cotangent to all that it read
     if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
-    # a product of which each element of an operand stands in one term goes back as an outer product
+    # a product of which each element of an operand is in one term goes back as an outer product
     if does.mixes and does.apart is None:
         return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
     # movement: an element gets the labels of all places that it went to

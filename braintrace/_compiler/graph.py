@@ -261,7 +261,7 @@ class Route:
     - ``lost_relation``: elements of its op's result feed several positions of a state, each of
       which reads many of them;
     - ``input_dependent_weight``: its op's weight changes from step to step;
-    - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its
+    - ``opaque_call:<primitive>``: its op is inside a function with a derivative rule of its
       own;
     - ``not_hidden``: it reaches later steps through a part of the carry that is no hidden state;
     - ``unused``: it reaches nothing.
@@ -419,7 +419,7 @@ class ETraceGraph:
             if axis is None:
                 return *found, False, None
             # an entry has the batch of the op in front, or that of a weight which is y itself, or
-            # axes that are added there; what a wide trace keeps stands in its own lane
+            # axes that are added there; what a wide trace keeps is in its own lane
             front = relation.primitive.batched or relation.op.is_its_weight
             front = front or (coords.added > 0 and coords.axis == 0) or group.kept is not None
             return *found, front and coords.leads(axis), coords.along(axis)

@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     """One row.
 
     ``level``: ``warning`` and ``info`` are told as diagnostics, in the words of ``says``; others
-    stand in the tables of the report alone. ``strict``: a strict policy refuses it. ``route``: it
+    are in the tables of the report alone. ``strict``: a strict policy refuses it. ``route``: it
     is the route of a parameter, with ``reason``. ``meaning`` and ``advice`` are the words of a
     route, ``meaning`` also why a trace ends at a cut.
     """
@@ -108,7 +108,7 @@ KINDS = {
         'parameter {path} belongs to an op inside a function with a derivative rule of its own: '
         'its gradient is what that rule says, for the current step only. Apply the op outside of '
         'that function to give it a trace',
-        'its op stands inside a function with a derivative rule of its own: its gradient is what '
+        'its op is inside a function with a derivative rule of its own: its gradient is what '
         'that rule says, for the current step only',
         'Apply the op outside of that function.',
         route='same-step',
@@ -290,7 +290,7 @@ KINDS = {
     ),
     'unmarked:while_loop': Kind(
         'warning',
-        f'{UNMARKED} it stands in a loop of unknown length, where no trace exists. Use '
+        f'{UNMARKED} it is in a loop of unknown length, where no trace exists. Use '
         'lax.fori_loop with a static number of steps, or lax.scan',
         strict=True,
     ),

@@ -74,7 +74,7 @@ def _plain(value) -> str:
 
 
 def _inside(jaxpr) -> str:
-    """The primitives of an inner program, with the numbers that stand in it."""
+    """The primitives of an inner program, with the numbers that are in it."""
     found = []
     for eqn in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
         numbers = [str(v.val) for v in eqn.invars if isinstance(v, _jax.Literal)]

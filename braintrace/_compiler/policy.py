@@ -39,7 +39,7 @@ class Policy:
       the equation becomes the op that does the same: a product of any layout, a convolution, a
       lookup of rows, and every position-wise equation. ``report.diagnostics`` has a line for each;
       one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
-      stand in the model stay.
+      are in the model stay.
     - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show
       it. A reset of single lanes puts back only states of which it is known which axis that is.
 

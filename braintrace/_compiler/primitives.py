@@ -52,10 +52,10 @@ class Properties:
     - ``passes``: result k is operand k.
     - ``reduces``: it combines elements along ``params['axes']``.
     - ``moves``: it moves elements and computes nothing.
-    - ``assembles``: every element of the operands that it moves stands in the result, so that a
+    - ``assembles``: every element of the operands that it moves is in the result, so that a
       step can put several states together with it.
     - ``takes_part``: the result is a part of the operand.
-    - ``repeats``: an element may stand in several places of the result.
+    - ``repeats``: an element may be in several places of the result.
     - ``beside``: it puts elements of several operands beside each other in one array.
     - ``updates``: operand 2 changes operand 0 at the places that operand 1 names.
     - ``sums``: it adds two values.
@@ -73,7 +73,7 @@ class Properties:
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
     - ``axes``: ``(params, shapes of operands, of results) -> names`` of their axes: those of one
       name line up. None: not known.
-    - ``zeros``: which zeros of the operands make zeros of the result; the kinds stand at ``ZEROS``.
+    - ``zeros``: which zeros of the operands make zeros of the result; the kinds are at ``ZEROS``.
       Empty: not known.
     - ``key_data``: the operands that are the numbers of a random key.
     - ``op``: the kind of ETP op that does the same with a weight, a key of ``AUTOMATIC``.
@@ -253,7 +253,7 @@ def of_one(lined_up: Callable[[Mapping, Sequence[int], Sequence[int]], list]) ->
 
 
 def reshaped_axes(p: Mapping, a: Sequence[int], b: Sequence[int]) -> list:
-    """An axis is kept where as many elements stand in front of it as before."""
+    """An axis is kept where as many elements are in front of it as before."""
     kept: list = [None] * len(b)
     j = k = 0
     before_a = before_b = 1

@@ -130,7 +130,7 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
         row = mine[np.argsort(offsets)].reshape(shape) if once else grid(mine, ids.shape)
         while True:
             places.append(row)
-            # where the row stands at the next step, if anywhere
+            # where the row is at the next step, if anywhere
             before = row.reshape(-1)
             after = np.flatnonzero(np.isin(source, before) & (source != itself))
             if not after.size:
@@ -199,7 +199,7 @@ class Origins:
             lab = self.labels.get(elements.owners[k])
             if lab is not None:
                 inner[owners == k] = lab.reshape(-1)[flat[owners == k] - elements.bases[k]]
-        # how many equal elements stand before each
+        # how many equal elements are before each
         order, copy = np.argsort(flat, kind='stable'), np.empty(len(flat), np.int64)
         copy[order] = np.arange(len(flat)) - np.searchsorted(flat[order], flat[order])
         kinds, found = np.unique(np.stack([owners, copy, inner]), axis=1, return_inverse=True)
@@ -383,7 +383,7 @@ def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
     if any(program.splits[leaf] is not None for leaf in leaves):
         names = ', '.join(program.carry_names[c] for c in states)
         raise NotSupportedError(
-            f'{where}: the step is not holomorphic in {names}, complex hidden states that stand in '
+            f'{where}: the step is not holomorphic in {names}, complex hidden states that are in '
             'one array with others. Keep each of them in an array of its own.'
         )
     raise MustSplit({leaf: ComplexParts(program.leaf_avals[leaf]) for leaf in leaves})

@@ -188,7 +188,7 @@ class Executor:
 
     @cached_property
     def _states(self) -> list[int]:
-        """The states that the cell has; the virtual ones stand behind them in ``graph.states``."""
+        """The states that the cell has; the virtual ones are behind them in ``graph.states``."""
         return [c for c in self.graph.states if c not in self.program.virtual_states]
 
     def old_states(self, carry: Sequence) -> list:

@@ -1,4 +1,4 @@
-"""Which equations of a step stand where, when it runs in a loop over time with constant weights.
+"""Which equations of a step are where, when it runs in a loop over time with constant weights.
 
 - *Constant* equations depend on neither the inputs nor the carry of a step: they run once.
 - *Loops* hold what leads from a carry to the next carry. Carries that need each other share a loop;
@@ -165,7 +165,7 @@ class Partition(Dataflow):
     def _level_of_sets(self) -> None:
         """The level of every value: even inside of a loop, odd between two loops.
 
-        A value that a costly equation outside of the cycles makes of a loop's values stands after
+        A value that a costly equation outside of the cycles makes of a loop's values is after
         that loop, and carries that need it move in a later one.
         """
         inside: dict[Any, int] = {}  # value -> set of carries on whose way it stands
@@ -176,7 +176,7 @@ class Partition(Dataflow):
                 if not wanted.isdisjoint(eqn.outvars) and self.reads(eqn.outvars[0]) & members:
                     inside.update(dict.fromkeys(eqn.outvars, s))
                     wanted.update(variables(eqn.invars))
-        # levels rise until none changes: a loop stands behind all that it reads
+        # levels rise until none changes: a loop is behind all that it reads
         levels, changed = [0] * len(self._sets), True
         while changed:
             of = dict.fromkeys((*self.jaxpr.invars, *self.jaxpr.constvars), -1)

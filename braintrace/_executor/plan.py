@@ -64,7 +64,7 @@ def make_plan(graph: ETraceGraph, probes: bool, whole: bool = False) -> Plan:
 
 def make_d_plan(graph: ETraceGraph, cut: bool = True) -> Plan:
     """The D pass, in which every cut equation reads constants; or the same pass in which nothing is
-    cut. Only what stands behind new hidden states is evaluated.
+    cut. Only what is behind new hidden states is evaluated.
     """
     program = graph.program
     cuts = {*program.ops, *graph.mixing} if cut else set()

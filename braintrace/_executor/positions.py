@@ -18,7 +18,7 @@ def gathered(coords: Coordinates, tree):
     """Arrays at a group's positions, gathered to a relation's coordinates.
 
     Axis by axis: an axis of the group is cut into slices where the entries run along it, as for
-    gates that stand beside each other in one product, and repeated along the axes of entries on
+    gates that are beside each other in one product, and repeated along the axes of entries on
     which it does not depend. A list of all positions would be as long as the result.
     """
     if coords.positions is None:

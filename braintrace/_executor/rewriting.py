@@ -30,7 +30,7 @@ def rewritten(
     Unless it is to be ``differentiable``, functions with a derivative rule of their own are opened.
 
     - Equal equations are one. Additions of zero and products with one are gone.
-    - A matrix product of things that stand beside each other is a sum of products, where these do
+    - A matrix product of things that are beside each other is a sum of products, where these do
       not depend on the same: ``[x, h] @ W`` is ``x @ W_x + h @ W_h``.
     - An element-wise function of constants that are repeated, as a leak for all lanes, is repeated
       itself.
@@ -199,7 +199,7 @@ class _Rewriter:
             return None
         return key, values
 
-    # products of what stands beside each other ----------------------------------------------------
+    # products of what is beside each other ----------------------------------------------------
 
     def _product(self, eqn, *ins: _Value) -> _Value:
         """A product, as a sum over the pieces of an operand that are of several kinds."""

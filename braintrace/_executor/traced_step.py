@@ -157,7 +157,7 @@ BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
 
 
 class Constants(dict):
-    """Values that are the same at all steps; those of some equations are made anew at each read."""
+    """Values that are the same at all steps; some equations are made again at each read."""
 
     def __init__(self, repeats: Sequence):
         self.repeated = {eqn.outvars[0]: eqn for eqn in repeats}

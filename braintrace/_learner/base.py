@@ -124,7 +124,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return its graph; states and values are untouched.
 
         Of what the model reads from ``brainstate.environ``, ``t``, ``i`` and arrays are inputs of
-        the step, which each call reads anew. All else (``dt``, ``fit``, ``precision``) is taken as
+        the step, which each call reads again. All else (``dt``, ``fit``, ``precision``) is taken as
         it is now, until compiled again, and a call at another value is refused. Reads by ``get``
         and what calls it are seen, however they are imported; ``all`` reads every value. What
         ``context(...)`` binds by ``as``, and what Python holds beside (a global, an attribute of a
@@ -320,7 +320,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         The arrays are copies: parameters, hidden and other states of the model, random keys that it
         draws from, the trace and its step count, the states that a reset puts back, and as bytes of
-        texts the rule and the :meth:`fingerprint`. Units and kinds of random keys stand in the
+        texts the rule and the :meth:`fingerprint`. Units and kinds of random keys are in the
         names. It does not hold the state of an optimiser, nor states that a step function touches
         beside the learner. Call it outside of a mapping transformation: every lane is saved then.
         See :meth:`restore`.
@@ -388,7 +388,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         ``loss_fn(outputs, y)`` is a function of the model's outputs; with an ``optimizer``,
         ``opt_state`` may be what :meth:`etrace_train` returned. ``platforms``: of the file for JAX.
-        ``reset=True``: flagged samples start anew from the states that :meth:`reset_state` puts
+        ``reset=True``: flagged samples start again from the states that :meth:`reset_state` puts
         back. What the step reads of ``brainstate.environ`` and varies
         is an input of the program behind ``x``.
 
@@ -443,12 +443,12 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         self.etrace.value = {'trace': new.trace, 't': new.t}
         return outputs
 
-    # After the model's own: a reset goes back to the states that the model made anew.
+    # After the model's own: a reset goes back to the states that the model made again.
     @brainstate.nn.call_order(9)
     def init_state(self, *args, **kwargs) -> None:
         """Empty the trace, and let a reset go back to the present hidden states.
 
-        ``brainstate.nn.init_all_states(learner)`` calls it after it made the model's states anew;
+        ``brainstate.nn.init_all_states(learner)`` calls it after it made the model's states again;
         under a mapping transformation each lane has a trace and initial states of its own.
         """
         if (bound := self._own()) is not None:
@@ -467,7 +467,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """Trace and step count to zero, hidden states of every dtype back to their values when the
         graph was compiled.
 
-        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. A lane
+        Where ``brainstate.nn.init_all_states(learner)`` has made them again since, to those. A lane
         of the states, inside ``vmap(in_states=...)``, goes back as ``reset_state`` of its own
         modules says. ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged.
         ``batch_size``: what other modules of brainstate are given, here a check. Raises
@@ -564,7 +564,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         step_fn : function
             ``step_fn(*slices)`` calls the learner once and returns a real scalar loss, a
             :class:`braintrace.Penalised`, or ``(loss, aux)`` with ``has_aux``. A loss may read old
-            hidden states too. Define it once: a new function compiles anew.
+            hidden states too. Define it once: a new function compiles again.
         mask : array of shape (T,), optional
             Weighs the losses; where it is 0, a loss need not be a number. The penalty of a
             :class:`braintrace.Penalised` is not weighed. Where samples differ in length, weigh
@@ -661,7 +661,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         Parameters
         ----------
         optimizer : optax.GradientTransformation
-            Define it once, as ``step_fn``: another object compiles anew.
+            Define it once, as ``step_fn``: another object compiles again.
         opt_state : optional
             What an earlier call returned, to continue a stream; by default ``optimizer.init`` of
             the weights' values.
@@ -673,7 +673,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             ``'exact'`` takes reverse mode without cuts through the steps of an update.
         not_finite : 'keep', 'reset' or 'raise'
             ``'reset'``: an update whose gradient, parameters or optimiser state are not finite is
-            left out, and after it the samples whose state or trace is not finite start anew as by
+            left out, and after it the samples whose state or trace is not finite start again as by
             :meth:`reset_state`; ``skipped`` counts both. ``'raise'``, without ``jit``, does the
             same and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional

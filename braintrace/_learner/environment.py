@@ -1,7 +1,7 @@
 """What a step reads of ``brainstate.environ``: inputs of the step, or a part of what is compiled.
 
-The time ``t``, the number ``i`` of a step, and all arrays are inputs: each call reads them anew.
-Another value, such as ``dt``, ``fit`` or ``precision``, stands in the compiled step, and a call at
+The time ``t``, the number ``i`` of a step, and all arrays are inputs: each call reads them again.
+Another value, such as ``dt``, ``fit`` or ``precision``, is in the compiled step, and a call at
 another one is refused.
 """
 
@@ -248,7 +248,7 @@ class Environment:
         return found, {key: _as_input(x, self.inputs[key]) for key, x in own.items()}
 
     def values(self) -> tuple:
-        """What stands behind the inputs of the step: a dict of all that it reads, or nothing."""
+        """What is behind the inputs of the step: a dict of all that it reads, or nothing."""
         held = LOOP.get() or {}
         for key in self.inputs:
             now = brainstate.environ.get(key, default=ABSENT)

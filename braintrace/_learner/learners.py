@@ -41,7 +41,7 @@ class Lanes(brainstate.nn.Module):
     # After the module's own, which make states of one sample.
     @brainstate.nn.call_order(8)
     def init_state(self, *args, **kwargs) -> None:
-        """The module's states anew, for each lane."""
+        """The module's states again, for each lane."""
 
         @brainstate.transform.vmap_new_states(state_tag=LANE, axis_size=self.size)
         def make():

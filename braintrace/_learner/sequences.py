@@ -38,10 +38,10 @@ from .step_functions import Bound, StepFunction, Touched, substituted
 
 
 def check_still_compiled(bound: Bound) -> None:
-    """Refuse to go on where a function of progress compiled the learner anew."""
+    """Refuse to go on where a function of progress compiled the learner again."""
     if bound.owner._own() is not bound:
         raise StepFunctionError(
-            'a function of progress compiled the learner anew, so the call that it belongs to can '
+            'a function of progress compiled the learner again, so the call that it belongs to can '
             'not go on. Weights and states are those of the last update. Compile between two calls.'
         )
 
@@ -199,7 +199,7 @@ class SequenceProgram:
                 since = 'when progress was called last' if seen else 'before the call'
                 error.add_note(
                     'The call failed while it ran on the eligibility trace, which is lost: it '
-                    f'starts anew, empty. Parameters and hidden states are those {since}.'
+                    f'starts again, empty. Parameters and hidden states are those {since}.'
                 )
             raise
         return result

@@ -51,20 +51,20 @@ class Bound:
     states: ModelStates
     programs: OrderedDict[tuple[tuple, Hashable, tuple], Any] = field(default_factory=OrderedDict)
     read: set[str] = field(default_factory=set)  # keys of the environment that programs read
-    anew: list = field(default_factory=list)  # the last optimizer that began; two once it is told
+    again: list = field(default_factory=list)  # the last optimizer that began; two once it is told
 
     def tell_anew(self, optimizer, fresh) -> None:
         """Tell once that a call begins with a ``fresh`` state of the same optimizer as the one
         before; None: it goes on.
         """
-        if not jax.tree.leaves(fresh) or len(self.anew) > 1:
+        if not jax.tree.leaves(fresh) or len(self.again) > 1:
             return
-        again = self.anew == [optimizer]
-        self.anew[:] = [optimizer] * (1 + again)
+        again = self.again == [optimizer]
+        self.again[:] = [optimizer] * (1 + again)
         if again:
             tell(
                 'etrace_train was called again with the same optimizer and without `opt_state`, so '
-                'the optimizer starts anew: its moments and its step count are those of the first '
+                'the optimizer starts again: its moments and its step count are those of the first '
                 'update. To go on, pass `opt_state=found.opt_state` of the call before.'
             )
 
@@ -184,7 +184,7 @@ class ObservedCall:
             raise StepFunctionError(
                 'step_fn calls the learner inside a transformation (jit, grad, vmap, cond, scan, '
                 'checkpoint, ...) of its own, out of which the factors of the step can not be '
-                'read. Call `y = learner(x)` in step_fn itself, and transform what stands before '
+                'read. Call `y = learner(x)` in step_fn itself, and transform what is before '
                 'and after it. (Samples are the batch of the model, several steps a longer '
                 'sequence; `mask` leaves the loss of a step out.)'
             )
@@ -282,7 +282,7 @@ class Touched:
     """States that a function touches.
 
     They are held weakly: where one was replaced by a new object since, the program that knew it is
-    made anew.
+    made again.
     """
 
     def __init__(self, touched: list[tuple[brainstate.State, bool]]):
@@ -304,7 +304,7 @@ class StepFunction:
     """``step_fn(*slices)``, which calls a learner once, as a pure step.
 
     ``weights``: a dict name -> ``ParamState``, for which the gradient is taken. ``penalised``:
-    whether a penalty stands beside its loss. ``shown``: the shapes of its loss and ``aux``.
+    whether a penalty is beside its loss. ``shown``: the shapes of its loss and ``aux``.
     """
 
     def __init__(self, bound: Bound, step_fn: Callable, weights: dict, slices, has_aux: bool):

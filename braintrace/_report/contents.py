@@ -169,7 +169,7 @@ def relation_rows(graph: ETraceGraph, init: Callable) -> tuple[RelationRow, ...]
     relations = graph.hidden_param_op_relations
     trace = once = _trace_shapes(graph, init)
     if any(rel.op.repeats for rel in relations):
-        # as if no op stood in a loop: these traces lack the leading axes of loops
+        # as if no op was in a loop: these traces lack the leading axes of loops
         flat = (
             dataclasses.replace(rel, op=dataclasses.replace(rel.op, repeats=()))
             for rel in relations

@@ -282,7 +282,7 @@ def _check(where: str, rule: Any) -> None:
     if not (isinstance(rule, Windowed) and isinstance(rule, PositionWise)):
         raise OptionError(
             f'by_part: the rule of {where!r} is {rule!r}, which follows paths between positions or '
-            'moves its trace within a step, and can not stand beside another. Parts can be '
+            'moves its trace within a step, and can not be beside another. Parts can be '
             'd_rtrl, es_d_rtrl, ottt and same_step.'
         )
     if rule.view.kappa or rule.view.feedback:
@@ -303,7 +303,7 @@ def _names(graph: ETraceGraph, op: OpUse) -> set[str]:
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
-    """Whether one of the names is this one, or stands below it, or fits its wildcards."""
+    """Whether one of the names is this one, or is below it, or fits its wildcards."""
     return any(
         name == pattern or name.startswith(f'{pattern}/') or fnmatchcase(name, pattern)
         for name in names

@@ -188,7 +188,7 @@ def like_avals(op: OpUse, weights: Entry) -> Entry:
 
 
 def outside_loops(op: OpUse) -> OpUse:
-    """The op as if no loop stood around it."""
+    """The op as if no loop was around it."""
     return dataclasses.replace(op, repeats=()) if op.repeats else op
 
 

@@ -64,7 +64,7 @@ class DRTRL(PositionWise, Windowed):
 
     There are entries for the states that an op reaches and that something reads one step later.
     Where it reaches others too, or where the trace is large, this is written one step late: the
-    newest step stands beside it, from which entries of every state follow.
+    newest step is beside it, from which entries of every state follow.
     """
 
     trace_dtype: Any = None

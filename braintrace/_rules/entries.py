@@ -90,7 +90,7 @@ class OpTrace:
 
     A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
     for each state, which XLA can write in place. In between an entry is a vector of the algebra of
-    D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at the
+    D: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors are at the
     coordinates. Of a stored entry the lanes ``alive`` count, or with one flag all or none; flags
     are at the coordinates if it is ``by_position``. All is computed in single precision at least.
     """

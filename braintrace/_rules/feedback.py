@@ -23,7 +23,7 @@ from .moving import Moving, checked, number_of
 
 
 # What a field of a view makes of a compiled step: ``fn(graph, value)``, the graph itself where the
-# value asks for nothing, or the step is seen so already. What stands beside the core registers it.
+# value asks for nothing, or the step is seen so already. What is beside the core registers it.
 VIEWS: dict[str, Callable[[ETraceGraph, Any], ETraceGraph]] = {}
 
 

@@ -58,7 +58,7 @@ def gathered_once(graph: ETraceGraph, flags: jax.Array, values: dict[str, dict])
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:
     """``x`` where a lane's flag is set and zero elsewhere, lanes in ``axis``; without lanes, where
-    any flag is set. Flags of several axes stand at so many axes of x.
+    any flag is set. Flags of several axes are at so many axes of x.
     """
     flags = flags if laned or flags.ndim == 0 else flags.any()
     if flags.ndim:
@@ -86,7 +86,7 @@ def of_groups(graph: ETraceGraph, flags: jax.Array, by_group: dict) -> dict:
 
 
 def of_pairs(graph: ETraceGraph, flags: jax.Array, by_relation: dict, rows: bool = False) -> dict:
-    """Vectors of every pair, in the flagged lanes; ``rows``: rows stand in their first axis."""
+    """Vectors of every pair, in the flagged lanes; ``rows``: rows are in their first axis."""
 
     def one(pair: Pair):
         axis, at = rows + len(pair.op.repeats), pair.at_entries(flags)
@@ -256,7 +256,7 @@ def by_op(pairs: Iterable[Pair], fn: Callable) -> dict[str, Any]:
 
 
 def is_plain(op: OpUse, coords: Coordinates) -> bool:
-    """Whether one entry stands at each of y's positions."""
+    """Whether one entry is at each of y's positions."""
     return not op.repeats and not coords.added and coords.positions is None
 
 

@@ -63,7 +63,7 @@ class Pending(NamedTuple):
         e = p e_stored + sum over rows k of x_k (x) q_k
 
     ``p`` (group -> transition): the decay of the stored trace; ``q`` (relation -> group -> vector):
-    ``dh/dy_k`` of the h after the steps. Rows stand in blocks: ``x`` has an array for each, by op,
+    ``dh/dy_k`` of the h after the steps. Rows are in blocks: ``x`` has an array for each, by op,
     and ``q`` a vector, by pair.
     """
 
@@ -245,7 +245,7 @@ class Newest(NamedTuple):
 # push_t  = p_t . D_f,t               p_{t-1}   = p_t D_t
 
 
-# What stands after a step, the carry of the scan: lam (group -> vector) and p.
+# What is after a step, the carry of the scan: lam (group -> vector) and p.
 Ahead = tuple[dict[str, Vector], dict[str, Transition]]
 
 

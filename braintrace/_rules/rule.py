@@ -31,7 +31,7 @@ class Window(NamedTuple):
     """Several steps with constant weights, time as the first axis.
 
     ``x``: the inputs of the ops. ``steps``: each opens to ``(d, df, signals)``. ``t`` (step counts)
-    and ``resets`` (flags, or None) stand before each step, ``first`` is the first of these counts:
+    and ``resets`` (flags, or None) are before each step, ``first`` is the first of these counts:
     a slice of ``t`` would count again wherever it is read. ``sums``: the signals of ops without x,
     summed over the steps.
     """
@@ -215,7 +215,7 @@ class Rule(ABC):
     @final
     def scoped(self, graph: ETraceGraph) -> ETraceGraph:
         """The compiled step as this rule sees it, also of a step that a rule has seen."""
-        # a step that another rule has seen is looked at anew, from what was compiled
+        # a step that another rule has seen is looked at again, from what was compiled
         rule, compiled = graph.seen or (None, graph)
         if rule is self or rule == self:
             return graph
@@ -315,7 +315,7 @@ class Windowed(Rule):
 
     @abstractmethod
     def restarted(self, graph: ETraceGraph, pending: Any, dead: jax.Array) -> Any:
-        """What is pending, without the lanes that start anew."""
+        """What is pending, without the lanes that start again."""
 
     @abstractmethod
     def counting_in(

@@ -17,7 +17,7 @@ from .stepwise import StepRule, by_lane
 
 
 def shared_pairs(rule: Rule, graph: ETraceGraph) -> list[Pair]:
-    """The pairs with something that several samples share, so that these can not start anew one by
+    """The pairs with something that several samples share, so that these can not start again one by
     one: an input factor of ES-D-RTRL whose op's result reaches states of several samples, a slot of
     one's own rule without the batch in axis 0, entries for states of which some have a batch.
     """

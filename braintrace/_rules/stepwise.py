@@ -88,7 +88,7 @@ class StepRule(Stepwise, PositionWise):
 
     The first term is made for you. A subclass is a frozen dataclass, whose fields are its options;
     a number among them may be an array, also a traced one.
-    ``name`` and the phrase ``approximation`` stand in the report; the second says what the rule
+    ``name`` and the phrase ``approximation`` are in the report; the second says what the rule
     leaves out (empty: nothing). ``view`` is that of every :class:`Rule`. The three functions are
     asked for each ``pair`` of an op and a group of S hidden states that it feeds; ``pair.op`` and
     ``pair.group`` describe them. At each position of the op's result y, shape ``(*coords,)``, stand

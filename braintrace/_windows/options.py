@@ -80,7 +80,7 @@ class Skipped(NamedTuple):
     """What ``not_finite='reset'`` did in a call, as int32.
 
     - ``updates``: how many were left out
-    - ``samples``: how often each started anew, of the shape of ``state.t``
+    - ``samples``: how often each started again, of the shape of ``state.t``
 
     >>> import braintrace
     >>> braintrace.functional.Skipped._fields
@@ -110,7 +110,7 @@ class Skipped(NamedTuple):
         if len(bad):
             first = f' The first loss that is not finite is that of step {int(bad[0])}.'
         return NotFiniteError(
-            f'{updates} update(s) were not finite and were left out; started anew, with an empty '
+            f'{updates} update(s) were not finite and were left out; started again, with an empty '
             f"trace: {', '.join(counts) or 'nothing'}.{first} It is what not_finite='reset' does; "
             'look at the data of these steps.'
         )

@@ -69,7 +69,7 @@ class Sequence(NamedTuple):
     penalties: jax.Array | None = None
 
     def weighed(self, length: int, penalised: bool) -> Sequence:
-        """With a weight for each step; ``penalised``: whether penalties stand beside the losses."""
+        """With a weight for each step; ``penalised``: whether penalties are beside the losses."""
         weights = check_mask(self.mask, length)
         if self.mask is None:
             return self._replace(mask=weights)
@@ -94,7 +94,7 @@ class Sequence(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One observed step; ``world`` stands after it, ``direct`` are gradients that pass no op.
+    """One observed step; ``world`` is after it, ``direct`` are gradients that pass no op.
 
     Of several steps under one pull-back, factors, losses and ``aux`` have time in front, and the
     signals are derivatives of the sum of the losses: by each y, and by the hidden states before
@@ -130,7 +130,7 @@ class Gradients(NamedTuple):
 class Result(NamedTuple):
     """How far a run is: what is ``learnt`` (gradients, or weights and optimiser state), the last
     moment, losses and auxiliary outputs of all steps, what was ``observed`` after each update.
-    ``skipped``: what was left out and started anew; None where nothing may be. ``stopped``: the
+    ``skipped``: what was left out and started again; None where nothing may be. ``stopped``: the
     exception that ended it before its end.
     """
 
@@ -152,7 +152,7 @@ def counted(t: Count) -> Count:
 
 def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) -> tuple:
     """The step counts before each of some steps, after its reset, and after the last one; ``t``
-    stands before the step ``begin``.
+    is before the step ``begin``.
     """
     k = (jnp.arange(length, dtype=t.dtype) - begin).reshape(-1, *[1] * t.ndim)
     counts = t[None] + jnp.minimum(k, jnp.iinfo(t.dtype).max - t[None])
@@ -169,7 +169,7 @@ def first_count(t: jax.Array, flags: jax.Array | None) -> jax.Array:
 
 
 # Bytes that are stored of a window. XLA needs a third more beside them, and from 32 MiB on glibc
-# maps memory anew at each call.
+# maps memory again at each call.
 WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
 MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
@@ -217,7 +217,7 @@ class Walk:
 
             return state, tuple(map(put, (at, at, at // self.every), shown, got))
 
-        # those that stand between the bounds, in a loop whose length no shape tells
+        # those that are between the bounds, in a loop whose length no shape tells
         start, stop = (jnp.clip(x - self.number, 0, number) for x in self.bounds)
         now = self.state, self.shown[0]
         self.state, self.shown[0] = jax.lax.fori_loop(start, stop, block, now)
@@ -324,7 +324,7 @@ class CallOptions(NamedTuple):
 
     @property
     def resets(self) -> bool:
-        """Whether updates that are not finite are left out, and such lanes start anew."""
+        """Whether updates that are not finite are left out, and such lanes start again."""
         return self.not_finite != 'keep'
 
     def check_inside_of_transformation(self) -> None:
@@ -489,7 +489,7 @@ class Run:
         return end, pending, Gradients(ops, seen.direct), (seen.loss, seen.aux)
 
     def mended(self, now: Moment, pending, known: jax.Array) -> tuple[Moment, Any, jax.Array]:
-        """The moment and the pending steps, in which lanes that are not finite have started anew,
+        """The moment and the pending steps, in which lanes that are not finite have started again,
         and their flags. They are looked for where a state is not finite, or the gradient was not
         (``known``): a trace that is not finite makes the next gradient so.
         """

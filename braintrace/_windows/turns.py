@@ -170,7 +170,7 @@ def buffers(shapes, length: int):
 
 
 def strong(tree):
-    """A tree without weak types, as a loop gives it back: another type would compile anew."""
+    """A tree without weak types, as a loop gives it back: another type would compile again."""
     return jax.tree.map(
         lambda x: jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x,
         jax.tree.map(jnp.asarray, tree),

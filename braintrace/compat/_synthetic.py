@@ -1,6 +1,6 @@
 """Exact windows with a synthetic gradient at their ends: the credit of later windows, learnt.
 
-All of it stands in the step function. Where a window follows, its last step has the further loss
+All of it is in the step function. Where a window follows, its last step has the further loss
 ``sum(stop(s(h)) h)``; the first step of the next one reads its states through :func:`border`, whose
 backward pass trains ``s`` to give the derivative that comes there.
 """
@@ -292,7 +292,7 @@ class DNI(ETraceLearner):
         world.write(jax.tree.unflatten(tree, new))
 
     def _counts(self, states, where, reset) -> dict[str, jax.Array]:
-        """Where states stand at a border and are not reset there, as bool of their shapes."""
+        """Where states are at a border and are not reset there, as bool of their shapes."""
         found = {}
         for group in self.graph.hidden_groups:
             h, counts = states[group.name], where

@@ -320,7 +320,7 @@ def _pointer():
 
 @functools.cache
 def _words():
-    """A compiled function from an address to the words that stand there."""
+    """A compiled function from an address to the words that are there."""
     import numba
 
     pointer = _pointer()

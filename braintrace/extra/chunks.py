@@ -47,7 +47,7 @@ def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
         length = length or steps
         if steps > length:
             raise StructureError(
-                f'chunk {k} has {steps} steps, more than {length}: it would compile anew. Cut it, '
+                f'chunk {k} has {steps} steps, more than {length}: it would compile again. Cut it, '
                 'or give the largest number as `length`.'
             )
         if steps < length:

@@ -218,7 +218,7 @@ def _read(
             with refused(f'{what}: {name!r}'):
                 info, dtype = archive.getinfo(f'{name}.npy'), np.dtype(aval.dtype)
                 if info.CRC != rows[name][1]:
-                    raise ValueError('what stands there is not what was saved under this name')
+                    raise ValueError('what is there is not what was saved under this name')
                 size = math.prod(aval.shape) * dtype.itemsize
                 data = _content(info, archive, _start(dtype, aval.shape), size)
                 data = data.view(dtype) if dtype.kind != 'b' else data != 0

@@ -30,7 +30,7 @@ class Observed(NamedTuple):
     it.
 
     S is the number of states of a group, in the order of the report; states that a filter adds
-    stand behind them. A prime marks the step before. None is a zero by structure, a quantity is
+    are behind them. A prime marks the step before. None is a zero by structure, a quantity is
     its mantissa.
 
     - ``x``: op -> its input

@@ -48,7 +48,7 @@ def fingerprint(graph, rule, state) -> dict[str, Any]:
         'layout': LAYOUT,
         'versions': {'braintrace': __version__, 'jax': jax.__version__},
         'rule': rule.own_call,
-        # what a function of the user chose stands in the ops and the step
+        # what a function of the user chose is in the ops and the step
         'options': {k: 'a function' if callable(v) else str(v) for k, v in options.items()},
         'parameters': {
             name: f'{describe_aval(program.avals[v])} {graph.routes[name].kind}'
@@ -212,7 +212,7 @@ def restore(
 
 
 def _entry(path, leaf) -> str:
-    """The name of an entry; a unit, or the kind of a random key, stands behind it in brackets."""
+    """The name of an entry; a unit, or the kind of a random key, is behind it in brackets."""
     kind = ''
     if _is_quantity(leaf):
         kind = f' [{u.get_unit(leaf)}]'

@@ -106,7 +106,7 @@ class Compiled:
 
     @cached_property
     def held(self) -> list[jax.Array]:
-        """Arrays of the constants ``graph.held``; they stand behind the leaves of the
+        """Arrays of the constants ``graph.held``; they are behind the leaves of the
         parameters.
         """
         with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
@@ -173,10 +173,10 @@ class Compiled:
         return tuple(path_name(program.leaf_keys[leaf]) for leaf in several)
 
     def tell_of_batch(self, not_finite: str) -> None:
-        """Tell where all samples start anew, since no axis is known to be the batch."""
+        """Tell where all samples start again, since no axis is known to be the batch."""
         if names := self.without_batch:
             tell(
-                f'not_finite is {not_finite!r}, and all samples start anew where one is not '
+                f'not_finite is {not_finite!r}, and all samples start again where one is not '
                 'finite: the step does not show which axis of its states is the batch. If it is '
                 f'axis 0, say so: braintrace.Policy(batched={names!r}).'
             )
@@ -370,7 +370,7 @@ class ObservedStep:
     inputs) -> (outputs, carry)`` once, on lists of leaves. A world is a pair: the leaves of the
     cell's carry, and whatever else the step changes.
 
-    ``params``: the leaves of the cell's parameters; ``held``: what stands behind them. ``places``:
+    ``params``: the leaves of the cell's parameters; ``held``: what is behind them. ``places``:
     for each leaf of the weights the parameter that it replaces; places from ``len(params)`` on
     belong to weights of the step alone.
     ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
@@ -397,7 +397,7 @@ class ObservedStep:
         self.chosen = [i for i, place in enumerate(places) if place in direct]
 
     def _params(self, weights) -> list:
-        """The cell's parameters; weights stand in their places."""
+        """The cell's parameters; weights are in their places."""
         full = [*self.params, *[None] * len(self.places)]
         full = _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
         return [*full, *self.held]
@@ -454,7 +454,7 @@ class ObservedStep:
         bad = of_lanes | (of_all & ~of_lanes.any())
         try:
             jax.eval_shape(self.restart, now.world[0], bad)
-        except StructureError:  # a hidden leaf that is not known by lanes: all start anew together
+        except StructureError:  # a hidden leaf that is not known by lanes: all start again together
             return bad.any()
         return bad
 

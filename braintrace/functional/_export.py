@@ -42,7 +42,7 @@ def export_step(
     - with a loss alone: ``params, carry, trace, t, x, y -> carry, trace, t, grads, loss, outputs``
     - with ``loss_fn=None``, inference: ``params, carry, x -> carry, outputs``
 
-    An array is named by its part and its path there, as ``trace/W/carry/weight/0``; names stand in
+    An array is named by its part and its path there, as ``trace/W/carry/weight/0``; names are in
     their alphabetical order.
 
     Parameters
@@ -60,7 +60,7 @@ def export_step(
         An ``optax.GradientTransformation`` and its state, by default ``optimizer.init(params)``.
     reset : bool or tree
         True, or a carry: one more argument ``reset``, a bool for each sample; flagged ones start
-        anew before the step, from this carry (True: that of ``state``, which has taken no step).
+        again before the step, from this carry (True: that of ``state``, which has taken no step).
     platforms : sequence of str
         What the file for JAX is for: 'cpu', 'cuda', 'rocm', 'tpu'.
 

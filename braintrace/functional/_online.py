@@ -447,7 +447,7 @@ class OnlineLearner:
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``reset`` is
         ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t the flagged lanes
-        start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
+        start again. ``mask`` ``(T,)`` weighs the losses, and no penalty
         (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
         shape ``(T,)``. With ``rule=None`` each gradient is that of its own step, with the old carry
         held constant. Under ``jit``, donate the state (``donate_argnums=1``): else each call maps
@@ -546,8 +546,8 @@ class OnlineLearner:
         not_finite : 'keep', 'reset' or 'raise'
             ``'reset'``: an update whose gradient, parameters or optimiser state are not finite is
             left out, for all samples, and after it the samples whose state or trace is not finite
-            start anew from ``carry0``, which ``reset=(None, carry0)`` gives; the others go on as
-            they are. Where no sample can start anew by itself, all do. ``skipped`` counts both;
+            start again from ``carry0``, which ``reset=(None, carry0)`` gives; the others go on as
+            they are. Where no sample can start again by itself, all do. ``skipped`` counts both;
             ``losses`` are those of the data as they came. ``'raise'``, without ``jit``, does the
             same and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional

@@ -133,7 +133,7 @@ class SequenceCalls:
         self.turn = jax.jit(self._turn, donate_argnums=(0, 1))
 
     def loss(self, outputs, target):
-        """The loss of a step, without what stands beside it."""
+        """The loss of a step, without what is beside it."""
         return self.shown(outputs, target)[0]
 
     @property
@@ -271,7 +271,7 @@ class SequenceCalls:
         if options.resets and reset is None:
             raise OptionError(
                 f'not_finite is {options.not_finite!r}, but reset= is left out, which has the '
-                'carry from which a lane starts anew: a learner holds no arrays. Give '
+                'carry from which a lane starts again: a learner holds no arrays. Give '
                 'reset=(None, carry0), or (flags, carry0).'
             )
         if options.resets:

@@ -35,7 +35,7 @@ class OnlineState:
     - ``key_counts`` (static): the paths in the carry of integers that the step folds into PRNG
       keys, and reads for nothing else
     - ``shared`` (static): of what samples share in the trace a phrase each; where there is any, all
-      samples start anew together
+      samples start again together
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -90,8 +90,8 @@ def put_back(flags: jax.Array, fresh, x, name: str, axis: int | None):
         elif x.ndim > 1 and flags.size in x.shape:
             remedy = f'If it is another axis than 0, put the batch first. {remedy}'
         raise StructureError(
-            f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step '
-            f'does not show which of its axes is the batch. {remedy}'
+            f'hidden leaf {name} ({describe_aval(x)}) can not start again in single lanes: the '
+            f'step does not show which of its axes is the batch. {remedy}'
         )
     inner = (1,) * (x.ndim - (axis or 0) - 1) if flags.ndim else (1,) * x.ndim
     return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
@@ -106,7 +106,7 @@ def batch_remedy(carry: dict[tuple[str, ...], Any], flags, t_shape: tuple[int, .
     if t_shape or not names:
         return ''
     return (
-        ' Single samples can not start anew: the step does not show which axis of its states is '
+        ' Single samples can not start again: the step does not show which axis of its states is '
         f'the batch. If it is axis 0, say so: braintrace.Policy(batched={names!r}).'
     )
 
@@ -115,7 +115,7 @@ def check_apart(shared: tuple[str, ...], flags: jax.Array) -> None:
     """Refuse flags of single samples where samples share a trace."""
     if flags.ndim and shared:
         raise StructureError(
-            f'single samples can not start anew: {"; ".join(shared)}. Reset all of them at once '
+            f'single samples can not start again: {"; ".join(shared)}. Reset all of them at once '
             '(one flag, or one flag a step), or learn by braintrace.rules.d_rtrl().'
         )
 
@@ -144,7 +144,7 @@ def goes_on(hidden: Callable, random: frozenset) -> Callable:
 
 
 def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
-    """Start flagged lanes anew: their hidden carry, of any dtype, from ``carry0``, trace zero,
+    """Start flagged lanes again: their hidden carry, of any dtype, from ``carry0``, trace zero,
     ``t`` zero.
 
     Parameters
@@ -152,7 +152,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     state, carry0 : OnlineState, tree
         The state, and a carry like its own.
     flags : bool, of shape () or (B,)
-        The lanes that start anew.
+        The lanes that start again.
     hidden : function
         ``(path, leaf) -> bool``; by default all leaves but PRNG keys, which go on, also those that
         :func:`jax.random.PRNGKey` makes, and counters that are folded into keys.

@@ -107,7 +107,7 @@ def structure_of(op: Any, operands: Sequence) -> Sequence:
 
 
 def made(op: Callable, case: Any) -> Case:
-    """A pair ``(operands, params)`` as a case of ``op``; arrays may stand in ``params`` too."""
+    """A pair ``(operands, params)`` as a case of ``op``; arrays may be in ``params`` too."""
     try:
         operands, params = case
         arrays = {

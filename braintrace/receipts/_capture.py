@@ -27,7 +27,7 @@ class Record(NamedTuple):
     - ``gradients``, ``loss``: of this step alone
     - ``per_lane``, ``err``: the loss of each lane, and the derivative of the loss by the outputs
     - ``probabilities``: of the outputs, with the loss ``'softmax_ce'``, else None
-    - ``mask``, ``reset``: the weight of each lane, and whether it started anew before the step
+    - ``mask``, ``reset``: the weight of each lane, and whether it started again before the step
     - ``precision``: of products, a place in ``('highest', 'tf32', 'bf16')``
 
     >>> import jax, jax.numpy as jnp, braintrace

@@ -147,7 +147,7 @@ def _plain(tree):
 
 
 def _by_state(value) -> list:
-    """The arrays of each state; those of ``f`` stand in its last axis."""
+    """The arrays of each state; those of ``f`` are in its last axis."""
     return list(value) if isinstance(value, tuple | list) else list(np.moveaxis(value, -1, 0))
 
 

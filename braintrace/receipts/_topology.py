@@ -20,7 +20,7 @@ FILTER = '(filter)'
 @dataclass(frozen=True)
 class Topology:
     """``algorithm`` and ``topology`` of a receipt; the names of the leaves of params and of the
-    carry; ``orders``: of each group, where its states stand in the learner; ``feedback``: the op
+    carry; ``orders``: of each group, where its states are in the learner; ``feedback``: the op
     that has weights of its own for the way back, or None.
     """
 
@@ -123,7 +123,7 @@ def _static(op, constants) -> dict:
     """The static parameters that formulas need; none where the structure of an op changes."""
     if op.repeats:
         raise NotSupportedError(
-            f'op {op.key} ({op.where}) stands in a loop; a receipt has one product for each step. '
+            f'op {op.key} ({op.where}) is in a loop; a receipt has one product for each step. '
             'Unroll the loop, or record another cell.'
         )
     known = {name: constants[v] for name, v in op.structure.items() if v in constants}

@@ -445,7 +445,7 @@ def pendulum(positions_only: bool = True) -> Environment:
     which POPGym's continuous task has all between.
 
     Inputs: cosine and sine of the angle from above; with ``positions_only=False`` the speed over 8
-    too. The reward is 1/200 where it stands above at rest, down to -1/200.
+    too. The reward is 1/200 where it is above at rest, down to -1/200.
     """
 
     def reset(key: Array):

@@ -68,7 +68,7 @@ class Meter:
         ``loss(outputs, target)`` of one step, a real scalar, as the learner has it; several, as
         ``learner.heads`` has them: then the gradients are a tuple, and so are the readings.
     memory : int, optional
-        None: each update starts anew, as with sequences of their own, and the true gradient looks
+        None: each update starts again, as with sequences of their own, and the true gradient looks
         back to its first step. An int, for a stream, at least twice the steps of an update: every
         ``memory / 2`` steps a set of directions begins, which is counted as soon as the next one
         begins, so that the true gradient looks back over ``memory / 2`` to ``memory`` steps.
@@ -134,7 +134,7 @@ class Meter:
             )
         if self.memory is not None and not is_int(self.memory, 2):
             raise OptionError(
-                f'memory is {self.memory!r}; give None, where each update starts anew, or an int, '
+                f'memory is {self.memory!r}; give None, where each update starts again, or an int, '
                 'at least 2: the steps that a direction lives.'
             )
         for name, least in (('directions', 1), ('keep', self.directions)):
@@ -186,10 +186,10 @@ class Meter:
     ) -> MeterState:
         """Take in the steps of one update, whose gradient by the rule is ``grads``.
 
-        ``carry`` (or an ``OnlineState``) stands before the first of these steps; ``xs``, ``ys``,
+        ``carry`` (or an ``OnlineState``) is before the first of these steps; ``xs``, ``ys``,
         ``mask`` and ``reset`` are as for :meth:`OnlineLearner.sequence_grad`. Where a sample is
         reset, its tangents are zero. With ``memory``, every update of the stream has to come: where
-        the carry is not the one at which the last update ended, all directions start anew.
+        the carry is not the one at which the last update ended, all directions start again.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Meter:
         if self.memory is not None and half < length:
             raise OptionError(
                 f'memory is {self.memory} steps, and this update has {length}: give {2 * length} '
-                'at least, or None, where each update starts anew.'
+                'at least, or None, where each update starts again.'
             )
         found = self._gradients(metered, params, carry, grads)
         age, tangents = metered.age, metered.tangents

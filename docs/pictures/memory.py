@@ -25,7 +25,7 @@ MACHINE = 24  # GiB, a large desktop computer
 
 
 class Network(brainstate.nn.Module):
-    """A GRU that makes its input by itself, so that no data stands in memory."""
+    """A GRU that makes its input by itself, so that no data is in memory."""
 
     def __init__(self):
         super().__init__()

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'explanation' / 'way_through.md'
 INK, FAINT, TRACE, STEP, PAST = '#222222', '#8a8a8a', '#2a6f97', '#e09f3e', '#9e2a2b'
-SHOWN = 3  # the step whose numbers stand beside the stops
+SHOWN = 3  # the step whose numbers are beside the stops
 # What a stop hands on, the floor that makes it, and what it is for w[0, 0].
 STOPS = [
     ('module', '_etrace_op, nn', 'ParamState w, HiddenState h'),

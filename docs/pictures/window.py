@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 STEPS, WINDOWS, GAP = 5, 2, 1.1
-ROWS = {  # what stands in each row, from top to bottom
+ROWS = {  # what is in each row, from top to bottom
     'before': 'input products, encoders',
     'loop': 'old state to new state',
     'after': 'readouts, losses, their derivatives',

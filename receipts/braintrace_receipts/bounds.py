@@ -170,7 +170,7 @@ class Num:
 
 
 def exact(x, floor: float = 0.0) -> Num:
-    """What stands in the receipt: no error."""
+    """What is in the receipt: no error."""
     x = np.asarray(x, float)
     return Num(x, np.zeros(x.shape), floor)
 

@@ -27,7 +27,7 @@ from .schema import SCHEMAS, canonical, check
 
 BINARY = {
     b'\x93NUMPY': ('an array file of NumPy', 'give the file of receipts, one JSON object a line'),
-    b'PK\x03\x04': ('a zip or npz file', 'give the file of receipts that stands beside it'),
+    b'PK\x03\x04': ('a zip or npz file', 'give the file of receipts that is beside it'),
     b'\x1f\x8b': ('a gzip file', 'unpack it: gunzip -c FILE | ... verify -'),
     b'\xff\xfe': ('UTF-16', 'write it in UTF-8'),
     b'\xef\xbb\xbf': ('UTF-8 with a byte order mark', 'write it without the mark'),
@@ -184,7 +184,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ReceiptError('duplicate-key', twice[:60], 'the key stands twice in one object')
+        raise ReceiptError('duplicate-key', twice[:60], 'the key is twice in one object')
     return found
 
 

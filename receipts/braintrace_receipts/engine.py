@@ -12,7 +12,7 @@ from .losses import LOSSES, divisor_of, softmax
 from .optimizers import OPTIMIZERS
 from .record import Record
 
-# What stands before the step: fields of these names are all that the engine has.
+# What is before the step: fields of these names are all that the engine has.
 GIVEN = (
     *('inputs', 'targets', 'params_before', 'carry_before', 'traces_before', 'loss/mask'),
     *('algorithm/feedback', 'optimizer/state_before', 'window/gradients'),
@@ -20,7 +20,7 @@ GIVEN = (
 
 
 def before(given: Record) -> Record:
-    """The record of what stands before the step, and nothing of what it made."""
+    """The record of what is before the step, and nothing of what it made."""
     fields = {path: value for path, value in given.fields.items() if path.startswith(GIVEN)}
     if given.raw['loss']['name'] not in LOSSES:  # without a formula it counts as given
         fields['signals/err'] = given.fields['signals/err']
@@ -28,7 +28,7 @@ def before(given: Record) -> Record:
 
 
 def derive_step(given: Record, spikes: np.ndarray | None = None) -> Derived:
-    """Everything that a known cell makes in one step. ``given`` is read for what stands before the
+    """Everything that a known cell makes in one step. ``given`` is read for what is before the
     step; ``spikes`` replace those that the potential makes.
     """
     return Derived(before(given), spikes)

@@ -19,7 +19,7 @@ from .primitives import FORMULAS, NoFormula, Op, told
 from .record import FILTER, Record
 
 Factors = tuple[list[Entries], Entries]  # D and D_f
-Made = Iterable[tuple[str, Num | None, tuple[str, ...]]]  # a path, what stands there, and of what
+Made = Iterable[tuple[str, Num | None, tuple[str, ...]]]  # a path, what is there, and of what
 One = TypeVar('One', Num, Num | None)
 
 
@@ -49,7 +49,7 @@ def listed(path: str, entries: Iterable[Num | None], made_of: tuple[str, ...] = 
 
 class Equations:
     """What follows from the fields of a record. Where they are ``stored``, a factor, a signal or a
-    correction was rounded when it was made, and a compiler may make it anew where it is used: it
+    correction was rounded when it was made, and a compiler may make it again where it is used: it
     counts with the terms of its formula.
     """
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 MAX_LINE = 64 * 2**20  # bytes of one receipt
 MAX_DEPTH = 32  # of nested lists and objects
-MAX_NUMBERS = 2**23  # that stand in one line
+MAX_NUMBERS = 2**23  # that are in one line
 MAX_PARTS = 2**20  # quotes, lists and objects of one line
 MAX_ELEMENTS = 2**24  # of one array
 MAX_TOTAL = 2**24  # elements of all arrays of one receipt

@@ -1,4 +1,4 @@
-"""Arrays that stand in an npz beside the receipt: read without pickle, checked, within the caps."""
+"""Arrays that are in an npz beside the receipt: read without pickle, checked, within the caps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolve_files(
     """The receipt, into which the numbers of its filed arrays are put, beside their digests.
 
     A value that its schema refuses stays as it is. ``seen`` has the arrays of the run that were
-    read: each stands in one place. Raises ``ReceiptError``: ``file`` for a file that cannot be read
+    read: each is in one place. Raises ``ReceiptError``: ``file`` for a file that cannot be read
     or has another array, ``digest`` where the numbers are not those of ``sha256``.
     """
     if check(receipt, 'braintrace.receipt/1'):
@@ -80,7 +80,7 @@ def write_files(receipt: Any, folder: str | os.PathLike) -> list[str]:
 
 def _once(seen: set[tuple[str, str]], name: str, key: str, path: str) -> None:
     if (name, key) in seen:
-        raise ReceiptError('file', path, f'{key!r:.80} of {name} stands in two places of the run')
+        raise ReceiptError('file', path, f'{key!r:.80} of {name} is in two places of the run')
     seen.add((name, key))
 
 

@@ -221,7 +221,7 @@ def _at_columns(op: Op, slot: str, d: Num) -> Num:
 
 
 def _layout(op: Op) -> tuple[list[int], list[int], list[int]]:
-    """Where batch or output, channel and spatial axes stand in x, the kernel and y."""
+    """Where batch or output, channel and spatial axes are in x, the kernel and y."""
     if op.options.get('batch_group_count', 1) != 1:
         raise op.none('with batch groups')
     x, kernel, y = op.option('dimension_numbers')

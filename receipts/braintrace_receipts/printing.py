@@ -22,7 +22,7 @@ MEANING = {
     ),
     'consistent': 'all stored numbers agree with each other, but no engine derived them: {why}',
     'skipped': 'a part was left out, as the receipt itself says: {why}',
-    'failed': '{count} found; the first rule that fails stands nearest to the cause',
+    'failed': '{count} found; the first rule that fails is nearest to the cause',
     'malformed': 'this is no receipt: {why}',
 }
 

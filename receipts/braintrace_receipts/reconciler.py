@@ -281,7 +281,7 @@ class Seen:
         self._odd()
         check = self.check
         if self.resets:
-            check.disclosures['resets'] = f'{self.resets} lanes start anew, as the receipts say'
+            check.disclosures['resets'] = f'{self.resets} lanes start again, as the receipts say'
         loose = check.loose.over_the_run()
         numbers = {'ties': check.ties, 'sampled arrays': self.sampled, 'loose fields': len(loose)}
         doubts = [*self.doubts, *(f'{name}: {n}' for name, n in numbers.items() if n)]

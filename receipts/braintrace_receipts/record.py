@@ -207,5 +207,5 @@ class Record:
         return sorted(self.fields)
 
     def keys(self, prefix: str) -> set[str]:
-        """What stands behind a prefix."""
+        """What is behind a prefix."""
         return {path[len(prefix) + 1 :] for path in below(self.paths, prefix)}

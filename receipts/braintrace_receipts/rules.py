@@ -1,4 +1,4 @@
-"""The table of rules: what each one holds stands in ``rules.toml``, here the function that does."""
+"""The table of rules: what each one holds is in ``rules.toml``, here the function that does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 _TABLE = tomllib.loads(files(__package__).joinpath('rules.toml').read_text('utf-8'))['rule']
 RULES = {row['number']: Rule(**row) for row in _TABLE}
 
-# In causal order: the first that fails stands nearest to the cause.
+# In causal order: the first that fails is nearest to the cause.
 STEP_RULES: tuple[tuple[int, Callable], ...] = (
     (16, check_digest),
     (15, check_skip),

@@ -94,7 +94,7 @@ def _array(value: Any, path: str) -> Problems:
     if not isinstance(value, dict):
         yield Problem(path, f'{described(value)} where an array is due')
         return
-    # the numbers of a file stand in memory beside its name
+    # the numbers of a file are in memory beside its name
     keys = value.keys() - {'data'} if 'file' in value else value.keys()
     heads = next((heads for due, heads in FORMS if keys == due), None)
     if heads is None:

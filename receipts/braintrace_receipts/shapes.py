@@ -198,7 +198,7 @@ def _tried(raw: Mapping, shape: Shapes, relation: Mapping, paths: list[str]) -> 
 def _of_trace(
     raw: Mapping, relation: Mapping, op: Op, x: Num | None, coords: tuple, before: str, own: Shapes
 ) -> Iterator[Problem]:
-    """The shapes of a trace whose numbers stand at these coordinates of y."""
+    """The shapes of a trace whose numbers are at these coordinates of y."""
     lanes, d = len(raw['lanes']), _zeros((0, *coords[1:]))
     if raw['algorithm']['name'] == 'ES_D_RTRL':
         want = {'f': (lanes, *coords[1:])}

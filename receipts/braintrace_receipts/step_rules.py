@@ -283,7 +283,7 @@ def fresh_start(r: Record, c: Check) -> None:
             stored, start = (r.of_lanes(path, r.reset) for path in (at, f'initial/{name}'))
             c.same(at, stored, start, (f'initial/{name}', 'reset'))
     if not new.any():
-        raise Idle('no lane stands at its start')
+        raise Idle('no lane is at its start')
 
 
 # 4: gradients -------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def as_it_is(value: Any) -> Any:
 def steps(
     config: dict, count: int, reset=(), window: int = 0, data=as_it_is, then=as_it_is
 ) -> list[dict]:
-    """Steps from a configuration: all lanes start anew before the steps of ``reset``, and the
+    """Steps from a configuration: all lanes start again before the steps of ``reset``, and the
     optimiser acts at the end of each ``window`` steps. ``data`` changes what is drawn for a step,
     ``then`` its record, from which the next step starts.
     """
@@ -228,7 +228,7 @@ def drawn(config: dict, rng: np.random.Generator) -> dict:
 
 
 def again(config: dict) -> dict:
-    """All lanes start anew, at an initial carry that is not zero."""
+    """All lanes start again, at an initial carry that is not zero."""
     lanes, dtype = len(config['lanes']), config['numeric']['dtype']
     z = config['topology']['roles'].get('z')
     start = {
@@ -308,7 +308,7 @@ def places(value: Any, at: Place = ()):
 
 
 def get(value: Any, at: Place) -> Any:
-    """What stands at a place."""
+    """What is at a place."""
     for key in at:
         value = value[key]
     return value

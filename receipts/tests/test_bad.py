@@ -40,7 +40,7 @@ def outer(x, d):
     return x[:, :, None] * d[:, None, :]
 
 
-# The rule, what is wrong, in which run and record of it, and what stands in which fields: a
+# The rule, what is wrong, in which run and record of it, and what is in which fields: a
 # function of the fields of the record as they should be.
 ARRAYS = [
     (1, 'the error counts each lane whole', {}, 1, {ERR: lambda r: 2 * r[ERR]}),
@@ -89,7 +89,7 @@ ARRAYS = [
      {f'{AFTER}/mu': lambda r: 0.8 * r[f'{BEFORE}/mu'] + r[GRADIENT]}),
     (23, 'the second moment is not squared', {'optimizer': 'adam'}, 1,
      {f'{AFTER}/nu': lambda r: 0.9 * r[f'{BEFORE}/nu'] + 0.1 * np.abs(r[GRADIENT])}),
-    (24, 'epsilon stands inside the root', {'optimizer': 'adam-decay'}, 1,
+    (24, 'epsilon is inside the root', {'optimizer': 'adam-decay'}, 1,
      {UPDATE: lambda r: -0.1 * (r[f'{AFTER}/mu'] / 0.36)
       / np.sqrt(r[f'{AFTER}/nu'] / 0.19 + 0.02)}),
     (24, 'the update is too long where no decay is', {'optimizer': 'adamw-plain'}, 1,
@@ -125,7 +125,7 @@ def written(place: int, formulas: dict) -> Callable[[Run], None]:
 
 # one number is another one, or one claim ----------------------------------------------------------
 
-# The rule, what is wrong, in which run, at which place, and what stands there: a function of what
+# The rule, what is wrong, in which run, at which place, and what is there: a function of what
 # should.
 LIF, ADAM = {'cell': 'lif'}, {'optimizer': 'adam'}
 STATE = (1, 'optimizer', 'state_after')
@@ -144,7 +144,7 @@ PLACES = [
      lambda count: count - 1),
     (20, 'a parameter has no slot', {'optimizer': 'momentum'}, (*STATE, 'slots'),
      lambda slots: {path: slots[path] for path in slots if path != 'b'}),
-    (31, 'a lane s clock starts anew', {}, (1, 't', 0), lambda _: 5),
+    (31, 'a lane s clock starts again', {}, (1, 't', 0), lambda _: 5),
     (34, 'a slow decay is three roundings off', {'cell': 'alif', 'dtype': 'float32'},
      (1, 'topology', 'constants', 'rho'), lambda rho: rho + 3 * 2.0**-24),
     (34, 'the decay is of another time constant', LIF, (1, 'topology', 'constants', 'alpha'),
@@ -180,7 +180,7 @@ STARTS = [
     (9, 'parameters come from elsewhere', {}, lambda old, new:
      {'params_before': moved(new['params_before'], 'W', by=lambda w: w * (1 + 1e-12))}),
     (10, 'a step is left out', {}, lambda old, new: {'step': 2}),
-    (25, 'the optimiser starts anew', {'optimizer': 'momentum'}, lambda old, new:
+    (25, 'the optimiser starts again', {'optimizer': 'momentum'}, lambda old, new:
      {'optimizer': {**new['optimizer'], 'state_before': old['optimizer']['state_before']
       | {'count': new['optimizer']['state_before']['count']}}}),
     (26, 'the momentum changes on the way', {'optimizer': 'momentum'}, lambda old, new:
@@ -196,7 +196,7 @@ STARTS = [
      {'traces_before': making.put(new['traces_before'], WEIGHT, None)}),
     (31, 'the lanes swap their traces', {}, lambda old, new:
      {'traces_before': moved(new['traces_before'], *WEIGHT, by=lambda e: e[::-1])}),
-    (31, 'the carry starts anew without a reset', {}, lambda old, new:
+    (31, 'the carry starts again without a reset', {}, lambda old, new:
      {'carry_before': moved(new['carry_before'], 'h')}),
     (32, 'the trace is carried over a boundary', RESET, lambda old, new:
      {'traces_before': old['traces_after']}),

@@ -192,7 +192,7 @@ def test_an_array_of_a_file_stands_in_one_place_of_a_run(tmp_path):
     files.write_files(receipt, tmp_path)
     line = emit(receipt)
     files.resolve_files(parse(line), tmp_path, seen)
-    with pytest.raises(ReceiptError, match='stands in two places of the run'):
+    with pytest.raises(ReceiptError, match='is in two places of the run'):
         files.resolve_files(parse(line), tmp_path, seen)
 
 

@@ -113,7 +113,7 @@ def test_a_bound_that_is_no_finite_number_holds_nothing():
 
 
 def test_a_window_may_sum_gradients_that_are_rounded_anew():
-    """A compiler may make a step's gradient anew where it is summed: the terms of its formula
+    """A compiler may make a step's gradient again where it is summed: the terms of its formula
     count, and not its size.
     """
     run = making.run('rnn', window=2, reduction='sum')
@@ -137,7 +137,7 @@ COMPARING = {'allclose', 'isclose', 'assert_allclose', 'assert_almost_equal', 'a
 
 
 def test_one_function_compares_with_a_tolerance():
-    """``far``; elsewhere no ``abs(...)`` or difference stands beside a ``<`` or ``>``."""
+    """``far``; elsewhere no ``abs(...)`` or difference is beside a ``<`` or ``>``."""
     found = []
     for path in sorted(FOLDER.glob('*.py')):
         for function in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):

@@ -106,7 +106,7 @@ def unknown_loss():
     return {**(value := receipt()), 'loss': {**value['loss'], 'name': 'mine'}}
 
 
-# A command, what stands at stdin, the exit code, and what is said.
+# A command, what is at stdin, the exit code, and what is said.
 ASKED = [
     ('verify -', made, 0, ['PASS rederived: ']),
     ('verify - --level engine', receipt, 0, []),

@@ -453,7 +453,7 @@ def test_gaps_a_cut_run_and_a_late_start_are_doubts():
     sparse = [{**one, 'every': 2} for one in run[::2]]
     assert reconcile_run(sparse).doubts == ('gaps between records: 2',)
     assert any('start' in one for one in reconcile_run(run[1:]).doubts)
-    late = reconcile_run(run[3:])  # all lanes start anew in its first record
+    late = reconcile_run(run[3:])  # all lanes start again in its first record
     assert late.ok and late.doubts == ('a start at step 3, t = 0',)
     window = making.run('rnn', steps=4, window=2)
     assert reconcile_run(window).doubts == ()
@@ -464,7 +464,7 @@ def test_a_group_that_a_relation_names_twice_is_refused():
     run = making.opaque(making.run('rnn', optimizer='none', steps=1))
     run[0]['topology']['relations'][0]['groups'] *= 2
     found = reconcile_run(run)
-    assert 'a group stands twice' in {one.hint for one in found.failures}
+    assert 'a group is twice' in {one.hint for one in found.failures}
 
 
 def test_a_run_is_judged_record_by_record_in_the_memory_of_a_few():

@@ -60,10 +60,10 @@ class Word(str):
 
 def test_a_key_that_stands_twice_among_many_is_found_by_few_comparisons():
     keys = [Word(k) for k in (*range(3000), 7)]
-    with pytest.raises(ReceiptError, match='7: the key stands twice'):
+    with pytest.raises(ReceiptError, match='7: the key is twice'):
         unique([(key, 1) for key in keys])
     assert Word.compared < 10 * len(keys)
-    assert '7: the key stands twice' in refused(b'{"7":1,"8":1,"7":1}')
+    assert '7: the key is twice' in refused(b'{"7":1,"8":1,"7":1}')
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_memory_that_ends_is_a_verdict(monkeypatch):
 
 
 def filed(inputs):
-    """A record whose inputs stand in a file."""
+    """A record whose inputs are in a file."""
     own = {key: value for key, value in inputs.items() if key != 'data'}
     return {**making.run('rnn', steps=1)[0], 'inputs': own}
 

@@ -65,7 +65,7 @@ def test_the_engine_knows_no_rule_and_no_verdict():
         assert not reached(name) & {'command', 'printing', 'files'}, name
 
 
-# the engine reads what stands before the step -----------------------------------------------------
+# the engine reads what is before the step -----------------------------------------------------
 
 GIVEN = ('inputs', 'targets', 'params_before/', 'carry_before/', 'traces_before/', 'loss/mask')
 

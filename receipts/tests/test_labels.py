@@ -113,7 +113,7 @@ SIGNED = {
     'the beginning is cut, with new roots': (lambda run: resealed(run[1:]), {16}),
     'the beginning is cut': (lambda run: run[1:], set()),
     'the end is cut': (lambda run: run[:-1], set()),
-    'a signed end stands in between': (lambda run: making.seal(run[:2], KEY) + run[2:], {17}),
+    'a signed end is in between': (lambda run: making.seal(run[:2], KEY) + run[2:], {17}),
     'a record is left out': (lambda run: run[:1] + run[2:], {10, 17}),
 }
 

@@ -8,8 +8,8 @@ import making
 from braintrace_receipts import reconcile, reconcile_run
 from making import get, places, put
 
-# Models are tiny, and each number has an effect: all lanes of a reset start anew, as the initial
-# carry of a lane that was not reset has no meaning; and two records stand on each side of it, as a
+# Models are tiny, and each number has an effect: all lanes of a reset start again, as the initial
+# carry of a lane that was not reset has no meaning; and two records are on each side of it, as a
 # lane's id and clock mean something only where the next record continues them.
 RUNS = {
     'sgd': dict(optimizer='sgd'),

@@ -2,7 +2,7 @@
 code with the library.
 
 ``params``: ``W`` of shape ``(inputs + units, gates * units)``, rows for the input first, ``b`` for
-the gates, and for some GRUs ``bn``. Gates stand in the order r, z, n or i, f, g, o.
+the gates, and for some GRUs ``bn``. Gates are in the order r, z, n or i, f, g, o.
 
 ``seen`` is applied to the old state where a product reads it, ``fed`` to all that a product reads.
 The gradient of a step sees its weights, but the old state in products as a constant; the trace

@@ -114,7 +114,7 @@ REFUSED: list[Row] = []
 
 
 def refused(error, *words: str, **options):
-    """Add a cell to the table of refused models; `` | `` stands between words."""
+    """Add a cell to the table of refused models; `` | `` is between words."""
     words = tuple(word for text in words for word in text.split(' | '))
 
     def register(source):

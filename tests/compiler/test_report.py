@@ -179,7 +179,7 @@ def stack(p, c, x):
 
 
 def looped(p, h, x):
-    """The op stands in a loop of 20 iterations."""
+    """The op is in a loop of 20 iterations."""
 
     def body(z, scale):
         return 0.9 * z + mm(scale * x, p['w']), None

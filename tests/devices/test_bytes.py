@@ -40,7 +40,7 @@ def bound(row: Row, found: dict) -> float:
     if row.layout == 'units':
         return 3 * factors
     room = ROOM * (found['weights'] + (factors if row.layout == 'both' else 0))
-    if row.call == 'exact':  # the window and what stands before it, and plain weights at each step
+    if row.call == 'exact':  # the window and what is before it, and plain weights at each step
         return 2 * room + found['bytes'] * T * N * O
     if row.cell == 'lru' and row.rule == 'd_rtrl':
         room += 2 * CALLS[row.call] * found['bytes'] * N

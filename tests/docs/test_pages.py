@@ -40,7 +40,7 @@ def pages() -> list:
 
 @pytest.fixture
 def as_in_a_process_of_its_own():
-    """No time step is left behind, and `braintrace.compat` is imported anew by a page that does."""
+    """No time step is left behind, and `braintrace.compat` is imported again by who does."""
     before = sys.modules.pop('braintrace.compat', None)
     yield
     brainstate.environ.pop('dt', None)

@@ -16,7 +16,7 @@ def faults(text: str) -> list[str]:
     for line in text.splitlines():
         line = re.sub(r'dense<[^>]*> : tensor<\d+xi64>|array<i64[^>]*>', '', line)
         if 'func.func' in line:
-            cast = set()  # names of values begin anew
+            cast = set()  # names of values begin again
         op = re.search(r'stablehlo\.(\w+)', line)
         if 'custom_call' in line or 'callback' in line:
             found.append(f'custom call: {line.strip():.120}')

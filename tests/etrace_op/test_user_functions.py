@@ -92,7 +92,7 @@ def test_repeated_coordinates_add_up():
 
 
 def test_padding_entries_of_a_sparse_matrix_get_no_gradient():
-    """What stands at the padding is another number on each platform."""
+    """What is at the padding is another number on each platform."""
     mat = u.sparse.CSR.fromdense(jnp.asarray(MASK))
     more = [jnp.append(a, jnp.asarray([7, -3], a.dtype)) for a in (mat.data, mat.indices)]
     mat = u.sparse.CSR((*more, mat.indptr), shape=mat.shape)
@@ -135,7 +135,7 @@ def test_a_batch_axis_anywhere_is_moved_to_the_front_of_the_primitive(dimension_
     ids=['1-D', 'groups', 'odd', '3-D dilated', 'cropped'],
 )
 def test_all_derivatives_of_a_convolution_are_those_of_jax(x, kernel, options):
-    """The first one in both directions and the second one; each stands in an order of its own."""
+    """The first one in both directions and the second one; each is in an order of its own."""
     options, strides = {'padding': 'VALID'} | options, (2, *(1,) * (len(x) - 3))
     rng = np.random.default_rng(0)
     at, along = (tuple(jnp.asarray(rng.normal(size=s)) for s in (x, kernel)) for _ in range(2))

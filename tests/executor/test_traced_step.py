@@ -176,7 +176,7 @@ def loops_of(step, state):
 
 
 def test_a_loop_holds_the_products_with_its_state_alone():
-    """Layers run one after another, and the product between them stands outside."""
+    """Layers run one after another, and the product between them is outside."""
     for name, number in (('rnn', 1), ('by_op', 1), ('lstm', 1), ('layers', 2)):
         loops = loops_of(*step_and_state(name))
         assert [loop.count('dot_general') for loop in loops] == [1] * number
@@ -220,7 +220,7 @@ def test_what_no_state_needs_is_stored_as_little_as_possible():
 
 
 def test_gates_of_a_sum_of_very_many_terms_wait_for_the_carry_alone():
-    """However long the sum is, its products with inputs stand outside of the loop."""
+    """However long the sum is, its products with inputs are outside of the loop."""
 
     def step(w, h, x):
         gates, drive = h @ w['gates'][I:], x @ w['gates'][:I]

@@ -192,7 +192,7 @@ def phased_in_a_loop(p, c, x):
 
 
 def two_clocks(p, c, x):
-    """One runs by the input and starts anew; the other reads it."""
+    """One runs by the input and starts again; the other reads it."""
     t = jnp.where(c['t'] > 2.0, 0.0, c['t'] + 0.1 * x[0, 0] ** 2 + 0.7)
     s = 0.9 * c['s'] + t.sum()
     h = c['h'] * jnp.exp(-(t + s) / (9 + ew(p['period']) ** 2)) + ew(p['shift']) * mm(x, p['w'])

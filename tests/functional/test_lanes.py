@@ -111,7 +111,7 @@ H = np.zeros((B, N))
 
 
 def by_time(cell, params, first, xs, flags):
-    """The gradient of all losses, where lanes start anew at the flags."""
+    """The gradient of all losses, where lanes start again at the flags."""
     return oracles.by_time(cell, params, first, xs, xs, sines, reset=(flags, first))
 
 

@@ -156,7 +156,9 @@ def test_a_count_of_keys_goes_on_through_resets(flags):
 def test_a_count_that_is_read_otherwise_is_no_count_of_keys():
     *_, state = begun(counted(clock=True), COUNT, TWO)
     assert int(functional.reset(state, True, COUNT).carry['n']) == 0
-    with pytest.raises(braintrace.errors.StructureError, match='n .* can not start anew in single'):
+    with pytest.raises(
+        braintrace.errors.StructureError, match='n .* can not start again in single'
+    ):
         functional.reset(state, np.array([True, False]), COUNT)
 
 

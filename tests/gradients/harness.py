@@ -81,7 +81,7 @@ def other_carry(case, seed=5):
 
 
 def restarts(case):
-    """``(flags, carry)``: the lanes of a case that start anew, and where."""
+    """``(flags, carry)``: the lanes of a case that start again, and where."""
     return FLAGS, other_carry(case)
 
 

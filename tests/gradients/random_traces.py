@@ -42,7 +42,7 @@ def drawn(key, shape):
 
 
 def restarted(carry, t, resets):
-    """The carry before step t, and the lanes that start anew."""
+    """The carry before step t, and the lanes that start again."""
     if resets is None or not resets[0][t].any():
         return carry, None
     flags, carry0 = resets

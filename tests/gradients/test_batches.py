@@ -1,4 +1,4 @@
-"""Single samples start anew, wherever the batch stands and whatever samples read of each other."""
+"""Single samples start again, wherever the batch stands and whatever samples read of each other."""
 
 import dataclasses
 
@@ -33,8 +33,8 @@ def by_windows(cell, rule, window=2):
 def by_single_steps(cell, rule):
     (learner, params, h0, state), (xs, ys, flags) = start(cell, rule), data(cell)
     gradient, restart, total = quick(learner.grad(loss)), quick(functional.reset), None
-    for x, y, anew in zip(xs, ys, flags, strict=True):
-        grads, _, _, state = gradient(params, restart(state, anew, h0), x, y)
+    for x, y, again in zip(xs, ys, flags, strict=True):
+        grads, _, _, state = gradient(params, restart(state, again, h0), x, y)
         total = grads if total is None else {n: total[n] + g for n, g in grads.items()}
     return total
 
@@ -114,8 +114,8 @@ def test_numbers_of_a_trace_are_zero_where_a_sample_has_no_past():
     step = quick(learner.step)
     for x in xs[:2]:
         _, state = step(params, state, x)
-    anew = functional.reset(state, jnp.array([False, True, False]), h0)
-    seen = quick(learner.observed(loss))(params, anew, xs[2], ys[2])[-1]
+    again = functional.reset(state, jnp.array([False, True, False]), h0)
+    seen = quick(learner.observed(loss))(params, again, xs[2], ys[2])[-1]
     entry = seen.before['flat']['carry']['weight'][0].reshape(2, B, N)
     assert (entry[:, 1] == 0).all() and (entry[:, ::2] != 0).all()
 

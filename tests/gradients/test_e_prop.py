@@ -158,7 +158,7 @@ OPTIONS = [{'credit': 'whole'}, {'scope': 'own'}]
     ],
 )
 def test_each_step_gives_the_gradient_of_explicit_traces(kind, rule, starts):
-    """The filter goes with every option of the trace; some lanes start anew."""
+    """The filter goes with every option of the trace; some lanes start again."""
     learner, flags = learner_of(kind, rule), np.zeros((STEPS, LANES), bool)
     for start in starts:
         flags[start] = True

@@ -94,7 +94,7 @@ def test_resets_masks_and_a_later_call(name):
 
 @pytest.mark.slow
 def test_resets_inside_windows_with_a_trace():
-    """A lane that starts anew inside a window sends nothing to the trace behind the border."""
+    """A lane that starts again inside a window sends nothing to the trace behind the border."""
     case = models.case('lstm_fused')
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
     flags[2, 0] = flags[3, 1] = flags[5, 0] = True

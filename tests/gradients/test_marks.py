@@ -32,7 +32,7 @@ def drawn(*shape, seed=0):
 
 
 def equinox_gru(p, h, x):
-    """Single, and mapped over the batch: the weight stands on the left, a transpose follows."""
+    """Single, and mapped over the batch: the weight is on the left, a transpose follows."""
 
     def one(h, x):
         i, g = p['wi'] @ x + p['b'], p['wh'] @ h

@@ -56,7 +56,7 @@ def mingru(ops, p, h, x):
 
 
 def minlstm(ops, p, h, x):
-    """Its output stands in the carry, and no new state reads it."""
+    """Its output is in the carry, and no new state reads it."""
     f, i = (jax.nn.sigmoid(ops.matmul(x, p[name])) for name in 'fi')
     c = (f * h['im'] + i * ops.matmul(x, p['v'])) / (f + i)
     h = jnp.tanh(c) * ops.element_wise(p['radius'])

@@ -161,7 +161,7 @@ class AnyOp(rules.StepRule):
     approximation = ''
 
     def start(self, pair):
-        # where samples share a weight, an axis for them stands in front of those of y
+        # where samples share a weight, an axis for them is in front of those of y
         avals = pair.op.weight_avals.items()
         return {name: jnp.zeros((*pair.coords.shape, *a.shape)) for name, a in avals}
 

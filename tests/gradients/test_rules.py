@@ -27,7 +27,7 @@ pytestmark = pytest.mark.drawn
 # The tables of models: a rule has those in which it has something of its own.
 FACTORED = 'lstm_fused synapse learned_decay conv1d spiking_two stored_spike mamba two_rows'.split()
 MORE = [*FEW, 'min_gru', 'three_layers', 'populations']
-# cells in which one op stands between the old states and the new ones
+# cells in which one op is between the old states and the new ones
 SINGLE = 'leaky lstm lstm_fused spiking_two lora sparse conv1d adaptive_lif'.split()
 DRAWN = 'leaky gru lstm_fused spiking_two conv1d lora sparse vector learned_decay'.split()
 REACH = 'leaky lstm_fused gru sparse lora tail_norm normalised learned_decay'.split()

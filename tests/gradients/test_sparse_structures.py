@@ -133,7 +133,7 @@ def test_kernels_compute_what_xla_does(order, lead, monkeypatch):
         for kernel in (kernels_here.kernel, lambda *_: None):
             monkeypatch.setattr(kernels_here, 'kernel', kernel)
 
-            def run(w, x):  # traced anew for each
+            def run(w, x):  # traced again for each
                 y = braintrace.sparse_matmul(x, w, sparse_mat=at)
                 operands = at.rows, at.columns, at.pointers
                 lane = implementation.entries_p.bind(

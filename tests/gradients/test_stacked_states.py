@@ -142,7 +142,7 @@ def by_scan(p, h, x):
 
 
 def by_scan_downwards(p, h, x):
-    """The layers stand in the array from the last to the first, and so do the weights."""
+    """The layers are in the array from the last to the first, and so are the weights."""
     flipped = (h[::-1], p['w'][::-1], p['b'][::-1])
     return jax.lax.scan(layer, x, flipped, reverse=True)[1][::-1]
 

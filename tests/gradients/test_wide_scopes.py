@@ -219,7 +219,7 @@ REFUSALS = {
     'lanes': (over_lanes, H, 'lanes of a batch read one another: .*d_rtrl'),
     'last lane': (last_lane, H, 'lanes of a batch read one another: .*d_rtrl'),
     'complex': (complex_state, shape(2, 4, dtype=np.complex64), 'is complex64.*two states'),
-    'loop': (in_a_loop, H, r'stands in a loop of 3 turns.*Policy\(unroll=3\)'),
+    'loop': (in_a_loop, H, r'is in a loop of 3 turns.*Policy\(unroll=3\)'),
     'mixed': (
         beside('sum', lambda old, h: 0.9 * old + h.sum(0)),
         {'h': H, 'sum': shape(4)},

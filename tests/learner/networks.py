@@ -70,7 +70,7 @@ def squared(y, target):
 
 @functools.lru_cache(maxsize=4)
 def loss_of(learner):
-    """One function for each learner, since a new one compiles anew."""
+    """One function for each learner, since a new one compiles again."""
     return lambda x, y: squared(learner(x), y)
 
 

@@ -265,7 +265,7 @@ class Gained(brainstate.nn.Module):
         self.cell, self.read = nn.GRUCell(I, N), read
 
     def update(self, x):
-        with brainstate.environ.context(own=1):  # which is no read of what stands around it
+        with brainstate.environ.context(own=1):  # which is no read of what is around it
             return self.cell(x) * self.read()
 
 

@@ -263,9 +263,9 @@ def test_whatever_it_changes_training_goes_on_from_there(change):
 def test_to_compile_in_it_is_refused():
     (xs, ys), learner = sequences(), made()
     options = {'step_fn': loss_of(learner), 'optimizer': SGD}
-    anew = lambda step, losses: learner.compile_graph(xs[0])
-    with pytest.raises(StepFunctionError, match='compiled the learner anew.*between two calls'):
-        learner.etrace_train(xs, ys, progress=anew, **options)
+    again = lambda step, losses: learner.compile_graph(xs[0])
+    with pytest.raises(StepFunctionError, match='compiled the learner again.*between two calls'):
+        learner.etrace_train(xs, ys, progress=again, **options)
 
 
 def test_inside_of_a_transformation_it_is_refused():

@@ -30,7 +30,7 @@ MASK = jnp.array([0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 2.0])
 FLAGS = np.zeros((STEPS, BATCH), bool)
 FLAGS[[3, 0, 5], [1, 2, 1]] = True
 CALLS = {
-    'lanes start anew': {'window': 3, 'reset': FLAGS, 'reduction': 'sum'},
+    'lanes start again': {'window': 3, 'reset': FLAGS, 'reduction': 'sum'},
     'by itself': {},
     'one step': {'window': 1, 'mask': MASK, 'reset': jnp.arange(STEPS) == 4},
     'all steps': {'window': None, 'mask': MASK, 'reduction': 'sum'},
@@ -57,7 +57,7 @@ def as_pure(learner, **options):
 
 
 @pytest.mark.tier(quick=1)
-@in_turn(first('lanes start anew'), call=CALLS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+@in_turn(first('lanes start again'), call=CALLS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_call_and_the_next_are_those_of_the_pure_functions(call, rule):
     learner = compiled(rule)
     as_pure(learner, **CALLS[call])

@@ -30,7 +30,7 @@ ADAM = optax.adam(0.02, mu_dtype=jnp.float32)
 RESET = np.zeros((STEPS, BATCH), bool)
 RESET[2, 0] = RESET[5] = True
 CALLS = {
-    'lanes start anew': {'update_every': 3, 'mask': np.linspace(0.5, 2, STEPS), 'reset': RESET},
+    'lanes start again': {'update_every': 3, 'mask': np.linspace(0.5, 2, STEPS), 'reset': RESET},
     'each step': {'reset': np.arange(STEPS) == 4, 'reduction': 'sum'},
     'two steps': {'update_every': 2},
     'exact': {'update_every': 2, 'inside': 'exact'},
@@ -92,7 +92,7 @@ def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
 
     with pytest.raises(Exception, match='out of paper') as error:
         jax.block_until_ready(train(learner, xs, ys, step_fn=step_fn).losses)
-    assert any('lost: it starts anew' in note for note in error.value.__notes__)
+    assert any('lost: it starts again' in note for note in error.value.__notes__)
     assert (learner.etrace.value['t'] == 0).all()
     assert_close(values(learner), before)
     train(learner, xs, ys)
@@ -107,7 +107,7 @@ def spoiled():
 
 def by_hand(xs):
     """D-RTRL of ``Layer`` with the loss ``mean(h**2)``: the weights, the states, the size of each
-    gradient; the update of step K is left out, and its lane starts anew.
+    gradient; the update of step K is left out, and its lane starts again.
     """
     w, sizes = np.full((INPUTS, UNITS), 0.5), []
     h, e = np.zeros((BATCH, UNITS)), np.zeros((BATCH, INPUTS))

@@ -1,6 +1,6 @@
 """Cells with complex states, most of them linear recurrent units (Orvieto et al. 2023).
 
-They stand beside the table of models: its oracles take derivatives by complex steps, which a cell
+They are beside the table of models: its oracles take derivatives by complex steps, which a cell
 of complex numbers does not allow. Nothing is cut in these cells, so plain BPTT is their oracle.
 """
 

@@ -163,7 +163,7 @@ def refractory(ops, p, h, r, x):
 
 
 def drive_of_branches(ops, p, h, r, x):
-    """The ops stand in branches, the state outside."""
+    """The ops are in branches, the state outside."""
     one, two = lambda z: ops.matmul(z, p['w']), lambda z: ops.matmul(ops.tanh(z), p['v'])
     return 0.8 * h + ops.tanh(ops.cond(flag(x), one, two, ops.concatenate([x, r])))
 

@@ -66,7 +66,7 @@ def from_zero(ops, p, h, r, x):
 
 
 def integration(ops, p, h, r, x):
-    """Plain integration; the op stands outside."""
+    """Plain integration; the op is outside."""
     y = ops.tanh(drive(ops, p, r, x))
     return ops.for_loop(4, lambda i, h, _: h + 0.1 * (y - ops.sin(h)), h, h)
 
@@ -82,7 +82,7 @@ def inner_decay(ops, p, h, r, x):
 
 
 def masked(ops, p, h, r, x):
-    """The weight's function stands inside the loop."""
+    """The weight's function is inside the loop."""
     return 0.8 * h + ops.tanh(ops.matmul(ops.concatenate([x, r]), ops.sin(p['w']) * MASK))
 
 

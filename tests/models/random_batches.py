@@ -1,8 +1,8 @@
 """Random cells in which the batch stands first, second or last, in an op of its own or in none, and
 samples read each other. A plan is plain data that is drawn from a seed and printed.
 
-Every cell is position by position, so D-RTRL is exact for it, also where single samples start anew:
-the oracle is reverse mode through all steps, with the states of these samples put back.
+Every cell is position by position, so D-RTRL is exact for it, also where single samples start
+again: the oracle is reverse mode through all steps, with the states of these samples put back.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ B, I, N, O, T = 3, 2, 4, 2, 4
 OPS = 'matmul', 'loop', 'map', 'vmap', 'patches', 'heads', 'flat', 'gain', 'einsum'
 # what a sample reads of the y of others
 MIXES = 'own', 'roll', 'reversed', 'first', 'shared'
-# where the batch stands in the state, and how its old values come in
+# where the batch is in the state, and how its old values come in
 LAYOUTS = 'first', 'second', 'last', 'delay', 'slots'
 DECAYS = 'constant', 'learned', 'flat'
 
@@ -120,7 +120,7 @@ def build(cell: Cell):
 
 
 def data(cell: Cell):
-    """Inputs, targets and the flags of samples that start anew before a step."""
+    """Inputs, targets and the flags of samples that start again before a step."""
     rng = np.random.default_rng(cell.seed)
     xs, ys = rng.normal(size=(T, B, I)), rng.normal(size=(T, B, O))
     flags = np.zeros((T, B), bool)
@@ -139,9 +139,9 @@ def by_reverse_mode(cell: Cell):
 
     def total(params):
         def one(h, at):
-            x, y, anew = at
+            x, y, again = at
             along = [-1 if k == axis else 1 for k in range(h0.ndim)]
-            out, h = step(params, jnp.where(anew.reshape(along), h0, h), x)
+            out, h = step(params, jnp.where(again.reshape(along), h0, h), x)
             return h, loss(out, y)
 
         return jax.lax.scan(one, h0, (xs, ys, flags))[1].sum()

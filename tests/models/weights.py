@@ -48,7 +48,7 @@ def learned_decay(ops, p, h, r, x):
 
 
 def conv_recurrent(ops, p, h, r, x):
-    """Convolutional recurrence; a weight for each channel stands beside states that also have
+    """Convolutional recurrence; a weight for each channel is beside states that also have
     positions in space.
     """
     y = ops.conv(ops.concatenate([x, r]), p['k'], p['b'])

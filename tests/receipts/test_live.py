@@ -92,7 +92,7 @@ def assert_rederived(file, **options):
 
 
 def trained(recording, params, state, steps=3, optimizer='sgd', rate=None):
-    """A file of single steps; before the last one a lane starts anew. ``rate``: a schedule."""
+    """A file of single steps; before the last one a lane starts again. ``rate``: a schedule."""
     transform = OPTIMIZERS[optimizer][0] if rate is None else optax.adam(rate)
     writer, file = recorder(recording, optimizer)
     opt, step = transform.init(params), step_of(recording)

@@ -265,7 +265,7 @@ def test_factored_gradients_are_those_of_the_primitives_own_rules(name):
     assert {3, 4, 28} <= set(result.rules_evaluated)
 
 
-# where y stands in a group ------------------------------------------------------------------------
+# where y is in a group ------------------------------------------------------------------------
 
 
 def test_numbers_are_gathered_to_where_y_stands_in_its_group():

@@ -114,7 +114,7 @@ def zipped(members, **options) -> io.BytesIO:
     """A file with these members, (name, bytes), in this order."""
     new = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(new, 'w', **options) as archive:
-        warnings.simplefilter('ignore')  # of names that stand twice
+        warnings.simplefilter('ignore')  # of names that are twice
         for name, content in members:
             archive.writestr(name, content)
     new.seek(0)

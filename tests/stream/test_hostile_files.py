@@ -1,4 +1,4 @@
-"""Whatever stands in a file is refused, with the member, or loads the numbers that were saved."""
+"""Whatever is in a file is refused, with the member, or loads the numbers that were saved."""
 
 import io
 import itertools
@@ -70,7 +70,7 @@ def of(header: bytes) -> bytes:
 
 
 A = TREE['a']
-OTHERS = {  # what may stand in a member in the place of `a`
+OTHERS = {  # what may be in a member in the place of `a`
     'another shape': npy(A.T),
     'more': npy(np.ones((4, 4), np.float32)),
     'float64': npy(A.astype(float)),

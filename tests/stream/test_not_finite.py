@@ -1,4 +1,4 @@
-"""An update that is not finite is left out, and after it samples that are not finite start anew."""
+"""An update that is not finite is left out; after it samples that are not finite start again."""
 
 import functools
 
@@ -66,14 +66,14 @@ def updates(jit=True, of=cell, rule=D_RTRL, optimizer=SGD, loss=loss, **options)
     return learner, jax.jit(lambda *args, reset=None: learn(*args, reset=reset)) if jit else learn
 
 
-def learnt(xs, ys, not_finite='reset', p=None, first=None, state=None, anew=None, **options):
-    """Updates from a carry on; ``anew``: the one with which samples start anew."""
+def learnt(xs, ys, not_finite='reset', p=None, first=None, state=None, again=None, **options):
+    """Updates from a carry on; ``again``: the one with which samples start again."""
     learner, learn = updates(not_finite=not_finite, **options)
     p, optimizer = params() if p is None else p, options.get('optimizer', SGD)
     first = drawn(B, N).astype(p['b'].dtype) if first is None else first
     first = learner.init(p, first, jax.tree.map(lambda x: x[0], xs))
     given = p, optimizer.init(p), first if state is None else state(first), (xs,), ys
-    return learn(*given, reset=(None, carry0() if anew is None else anew))
+    return learn(*given, reset=(None, carry0() if again is None else again))
 
 
 def by_hand(xs, ys, every: int = 1, trace: float = 0.0, sound=1, written: int = 1):
@@ -211,7 +211,7 @@ def test_an_overflow_in_float16_costs_its_sample():
     half = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float16), tree)
     (xs, keep), ys = data()
     inputs, p = half((xs.at[K, LANE, 0].set(7e4), keep)), half(params())
-    got = learnt(inputs, half(ys), p=p, anew=half(carry0()))
+    got = learnt(inputs, half(ys), p=p, again=half(carry0()))
     assert got.state.carry.dtype == jnp.float16
     want, state = in_pieces(inputs, half(ys), 1, ONE, p=p)
     assert_close((got.params, got.state.carry), (want, state.carry), 2e-3)
@@ -224,7 +224,7 @@ def test_an_update_whose_moments_overflow_is_left_out_whole_and_later_ones_go_on
     f32 = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32), tree)
     (inputs, ys), p, optimizer = f32(data()), f32(params()), optax.adam(RATE)
     ys = ys.at[K].set(1e25)
-    got = learnt(inputs, ys, p=p, optimizer=optimizer, anew=f32(carry0()))
+    got = learnt(inputs, ys, p=p, optimizer=optimizer, again=f32(carry0()))
     want, state = in_pieces(inputs, ys, 1, ONE & False, p=p, optimizer=optimizer)
     assert_close((got.params, got.state.carry), (want, state.carry), 1e-5)
     assert got.skipped.updates == 1 and not got.skipped.samples.any()
@@ -266,7 +266,7 @@ def test_where_no_sample_can_start_anew_by_itself_all_do():
         return out, (new, 0.9 * mean + 0.1 * new.mean(0))
 
     first = carry0(), jnp.zeros(N)
-    got = learnt(*spoiled('inf'), of=shared, first=first, anew=first)
+    got = learnt(*spoiled('inf'), of=shared, first=first, again=first)
     assert got.skipped.updates == 1 and got.skipped.samples.tolist() == [1] * B
     assert jnp.isfinite(got.state.carry[0]).all() and jnp.isfinite(got.params['w']).all()
     assert got.state.t.tolist() == [T - K - 1] * B
@@ -279,7 +279,7 @@ def test_samples_may_stand_second_in_the_state(what):
         out, h = cell(p, h.T, inputs)
         return out, h.T
 
-    got = learnt(*spoiled(what), of=second, first=drawn(B, N).T, anew=carry0().T)
+    got = learnt(*spoiled(what), of=second, first=drawn(B, N).T, again=carry0().T)
     with np.errstate(all='ignore'):
         p, h, _, (updates, samples) = by_hand(*spoiled(what))
     assert_close((got.params, got.state.carry), (p, h.T))
@@ -338,7 +338,7 @@ def test_an_infinity_with_which_a_carry_begins_is_no_fault():
         return out, (h, jnp.maximum(largest, jax.lax.stop_gradient(h)))
 
     first = carry0(), jnp.full((B, N), -INF)
-    got = learnt(*data(), of=of_largest, first=first, anew=first)
+    got = learnt(*data(), of=of_largest, first=first, again=first)
     assert got.skipped.updates == 0 and not got.skipped.samples.any()
 
 

@@ -1,4 +1,4 @@
-"""Environments pay what their rules say, start anew within the step, and are checked when made."""
+"""Environments pay what their rules say, start again within the step, and are checked when made."""
 
 import sys
 

@@ -195,7 +195,7 @@ def _made_of(
         elif i not in equations:
             eqn = program.equations[i]
             # It is evaluated once more, at the numbers of a first carry: so it is no op, has no
-            # effect, stands in no loop, and its derivative is finite.
+            # effect, is in no loop, and its derivative is finite.
             barred = i in program.op_set or eqn.effects or eqn.loop is not None or eqn.repeats
             varying = [u not in program.constants for u in eqn.ins]
             linear = eqn.does.linear is not None and eqn.does.linear(varying)

@@ -40,7 +40,7 @@ class Builder:
 
     ``lower(builder, eqn, ins, where)`` lowers one equation of a jaxpr and returns its results.
     ``place``: the line of the user for every equation; None: each has its own.
-    ``depth``: how many loops stand around the equation that makes a value. ``pure`` values are
+    ``depth``: how many loops are around the equation that makes a value. ``pure`` values are
     functions of parameters and constants alone; ``owned`` ones depend on parameters to mark and
     have not met an op or a value that changes: each has the place of its mark, empty for the place
     where it meets one. ``unmarked``: why nothing is marked now, None where it is. ``marking``: the
@@ -81,7 +81,7 @@ class Builder:
         return number
 
     def inside(self, values: Sequence[int]) -> None:
-        """These values stand behind the gates of every open branch."""
+        """These values are behind the gates of every open branch."""
         for branch in self.branches:
             branch.inside.update(values)
 
@@ -100,7 +100,7 @@ class Builder:
         return _jax.walk(jaxpr, map(self.constant, consts), ins, lowered, number)
 
     def traced(self, fn: Callable, ins: Sequence[int], where: str) -> list[int]:
-        """Lower a function whose equations all stand at one place."""
+        """Lower a function whose equations all are at one place."""
         jaxpr, consts = _jax.trace(fn, *(self.avals[v] for v in ins))
         with self.having(place=where):
             return self.call(jaxpr, consts, ins, where)
@@ -281,7 +281,7 @@ class Splicing:
         """Put the equations of ``fn`` of these values in front of equation ``place``; returns its
         results.
 
-        They stand in the regions of the equation before. ``extra``: see :class:`Equation`.
+        They are in the regions of the equation before. ``extra``: see :class:`Equation`.
         """
         beside = self.program.equations[max(place - 1, 0)]
         self._build.bodies = [[]]

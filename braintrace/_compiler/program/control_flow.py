@@ -361,7 +361,7 @@ def _equations(jaxpr, bodies: Callable, outer: str = 'an unknown place') -> Iter
 
 def peel(program: Program) -> dict[Any, object]:
     """Loops whose body reads a new hidden state that is their last carry: the last iteration must
-    stand alone.
+    are alone.
     """
     final = set(program.new_states)
     found: dict[Any, object] = {}

@@ -29,7 +29,7 @@ from .leaves import select
 from .program import Program, alive
 from .tracing import Step
 
-# by mode: ``fn(eqn, where)``, the plain function that an equation is; what stands above the
+# by mode: ``fn(eqn, where)``, the plain function that an equation is; what is above the
 # compiler registers its own
 EXPANDED: dict[Any, Callable[[Any, str], Callable]] = {}
 
@@ -86,7 +86,7 @@ class Lowering:
         if mode == 'peel':
             return peeled(build, eqn, scan, ins, where)
         if mode in EXPANDED:
-            # what stood inside keeps its own places
+            # what was inside keeps its own places
             jaxpr, consts = self.expansion(build, eqn, lambda: EXPANDED[mode](eqn, where), ins)
             return build.call(jaxpr, consts, ins, where)
         # a while loop, with the operands that it must be differentiated for
@@ -139,7 +139,7 @@ class Lowering:
         return self.apply(build, flat, eqn.outvars)
 
     def apply(self, build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
-        """Append an equation, behind gates if it stands in a branch."""
+        """Append an equation, behind gates if it is in a branch."""
         avals = [v.aval for v in outvars]
         pure = not eqn.effects and all(v in build.pure for v in eqn.ins)
         op = is_etp_primitive(eqn.primitive)

@@ -90,7 +90,7 @@ def select(predicate, names, avals) -> tuple[int, ...]:
 
 # a leaf of several states -------------------------------------------------------------------------
 #
-# An array of the carry that holds several hidden states, and where each stands in it.
+# An array of the carry that holds several hidden states, and where each is in it.
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Split:
 
     @classmethod
     def of(cls, aval, places: Iterable[np.ndarray]) -> Split:
-        """The pieces in the order in which they stand in the leaf."""
+        """The pieces in the order in which they are in the leaf."""
         return cls(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
     @property

@@ -243,7 +243,7 @@ class Elements:
             return []
         before, after = (sum(self.avals[v].size for v in vs) for vs in (eqn.ins, eqn.outs))
         if eqn.does.repeats and after > before:
-            return []  # a value that stands in several places is no copy
+            return []  # a value that is in several places is no copy
         found = moved(
             eqn,
             [self.of(v) if k in operands else None for k, v in enumerate(eqn.ins)],

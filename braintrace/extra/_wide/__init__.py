@@ -1,6 +1,6 @@
 """Rules whose trace follows every path of a step: RTRL, SnAp, KF-RTRL and UORO.
 
-They stand above the core by the protocol of a rule (:class:`braintrace.rules.Rule`), as a rule of
+They are above the core by the protocol of a rule (:class:`braintrace.rules.Rule`), as a rule of
 one's own does.
 """
 

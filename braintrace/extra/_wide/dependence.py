@@ -352,7 +352,7 @@ class _LinearPullBack:
         lanes = self.numbers.lanes
 
         def look(eqn, *arrays):
-            # which lanes each linear value stands in; None without lanes
+            # which lanes each linear value is in; None without lanes
             equations.append(eqn)
             return [
                 [
@@ -393,7 +393,7 @@ def _flagged(flags: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _crosses(x: np.ndarray, flags: np.ndarray) -> bool:
-    """Whether a row of ``(m, lanes, ...)`` stands in another lane than those flagged."""
+    """Whether a row of ``(m, lanes, ...)`` is in another lane than those flagged."""
     if x.shape[1:2] != flags.shape[1:]:
         return bool(x.any())
     return bool((x.reshape(*flags.shape, -1).any(-1) & ~flags).any())

@@ -386,7 +386,7 @@ def _dependence(graph: ETraceGraph) -> Dependence:
     for op, _ in _own(graph):
         if op.repeats:
             raise NotSupportedError(
-                f'{op.where}: {op.primitive.name} ({op.key}) stands in a loop of '
+                f'{op.where}: {op.primitive.name} ({op.key}) is in a loop of '
                 f'{" x ".join(map(str, op.repeats))} turns, where this rule keeps no trace. Unroll '
                 f'it: policy=braintrace.Policy(unroll={max(op.repeats)}), or use '
                 'braintrace.rules.d_rtrl().'
