@@ -218,10 +218,12 @@ class LeakySpikeReadout(Documented, ShowsArguments, brainstate.nn.Module):
     --------
     >>> import brainstate, jax.numpy as jnp
     >>> from braintrace.nn import LeakySpikeReadout
-    >>> readout = LeakySpikeReadout(8, 3, tau=5.0)
+    >>> readout = LeakySpikeReadout(8, 3, tau=5.0, w_init=0.25)
     >>> _ = brainstate.nn.init_all_states(readout, batch_size=2)
-    >>> readout(jnp.ones((2, 8))).shape, readout.get_spike().shape
-    ((2, 3), (2, 3))
+    >>> [float(readout(jnp.ones((2, 8)))[0, 0]) for _ in range(4)]  # V goes to 8 * 0.25 * R
+    [0.0, 0.0, 0.0, 1.0]
+    >>> round(float(readout.neuron.V.value[0, 0]), 2)
+    1.1
     """
 
     def __init__(

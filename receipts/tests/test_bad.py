@@ -297,6 +297,13 @@ def the_bias_correction_counts_one_step_too_few(run):
     optimizer['updates'] = moved(optimizer['updates'], 'W', by=lambda u: u * off)
 
 
+@fault(20)
+def the_update_of_a_parameter_is_left_out(run):
+    """It stays as it was."""
+    del run[-1]['optimizer']['updates']['b']
+    run[-1]['params_after']['b'] = run[-1]['params_before']['b']
+
+
 @fault(34, cell='lif')
 def the_readout_s_trace_decays_as_the_membrane(run):
     alpha, at = run[1]['topology']['constants']['alpha'], 'readout/output'

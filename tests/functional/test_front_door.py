@@ -177,6 +177,7 @@ def test_a_rule_is_shown_as_the_call_that_made_it_and_saved_as_what_it_is():
         (rules.e_prop(0.9).filtered(0.5), 'd_rtrl().filtered(0.5)'),
     ):
         assert repr(made) == shown
+    assert {'trace_dtype', 'filtered'} <= set(dir(rules.d_rtrl())) and 'view' not in dir(rule)
     learner = functional.online(cell, rules.e_prop())
     jax.eval_shape(learner.init, {'w': W}, CARRY, XS[0])
     assert 'e_prop()' in repr(learner) and str(learner.report).startswith('e_prop(): ')

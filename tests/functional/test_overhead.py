@@ -125,3 +125,10 @@ def test_many_windows_are_one_program():
     assert four < 0.7 * two, (two, four)
     runs = [gradient(12, window=window, keep_trace=False) for window in (3, None)]
     assert_close(*(jax.jit(run)(*args)[0] for run, args in runs), 1e-5)
+
+
+def test_a_step_outside_of_jit_is_one_program():
+    p, h, x, _ = setting()
+    learner = functional.online(cell, D_RTRL)
+    step = jax.make_jaxpr(learner.step)(p, learner.init(p, h, x), x)
+    assert [eqn.primitive.name for eqn in step.eqns] in (['jit'], ['pjit'])
