@@ -236,6 +236,17 @@ def fed_twice_by_a_sequence(p, h, x):
     return 0.9 * h + lax.scan(body, 0.0, jnp.arange(1.0, 4.0))[1].sum(0)
 
 
+@shown
+def slices_that_feed_two_positions(p, h, x):
+    """Each turn reads some numbers of an op in front of the loop, and each feeds two positions."""
+    rows = jnp.moveaxis(mm(x, p['w']).reshape(len(h), 2, -1), 1, 0)
+
+    def body(c, row):
+        return 0.9 * c + jnp.tanh(jnp.concatenate([row, row[:, ::-1]], -1)), None
+
+    return lax.scan(body, 0.5 * h, rows)[0]
+
+
 def test_a_sequence_that_is_alike_in_all_turns_needs_no_unrolling():
     """The state goes into the loop and comes out of it as a sequence."""
 
@@ -251,6 +262,7 @@ LOOPS = {
     'read_inside_two_loops': read_inside_two_loops,
     'recurrent_reversed': recurrent_reversed,
     'fed_twice_by_a_sequence': fed_twice_by_a_sequence,
+    'slices_that_feed_two_positions': slices_that_feed_two_positions,
 }
 
 
