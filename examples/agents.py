@@ -109,7 +109,7 @@ def begun(learner, params, carry, seen) -> dict:
     return {'params': params, 'state': state, 'before': before, 't': jnp.zeros((), int)}
 
 
-def again(state, done, carry):
+def restarted(state, done, carry):
     """Where the episode ended the memory starts again, and with it the trace of the rule."""
     return jax.vmap(functional.reset, (0, 0, None))(state, done, carry)
 
@@ -172,7 +172,7 @@ def q_lambda(learner, carry, discount=0.99, lam=0.8, rate=1.0, kappa=2.0, explor
         return {
             'params': optax.apply_updates(params, updates),
             'before': paid(acted.value, rewards, done),
-            'state': again(acted.state, done, carry),
+            'state': restarted(acted.state, done, carry),
             'z': z_of.update(z, acted.grads, before.going_on * acted.best),
             't': agent['t'] + 1,
         }
@@ -213,7 +213,7 @@ def intentional_q(
         return {
             'params': optax.apply_updates(params, z_of.weigh(scaled, alpha * delta)),
             'before': paid(acted.value, rewards, done),
-            'state': again(acted.state, done, carry),
+            'state': restarted(acted.state, done, carry),
             'z': z_of.update(z, acted.grads, kept),
             'n': n_of.update(n, jnp.ones_like(delta), kept),
             'squares': squares,
@@ -274,7 +274,7 @@ def qrc_lambda(
         return {
             'params': optax.apply_updates(params, updates),
             'before': paid(acted.value, rewards, done),
-            'state': again(acted.state, done, carry),
+            'state': restarted(acted.state, done, carry),
             'z': z_of.update(z, acted.grads, kept),
             'x': x,
             'known': jax.tree.map(lambda q, g: by(x, q) - by(h, g), of_q, acted.grads),
@@ -335,7 +335,7 @@ def actor_critic(
         return {
             'params': optax.apply_updates(params, updates),
             'before': paid(acted.value, rewards, done),
-            'state': again(acted.state, done, carry),
+            'state': restarted(acted.state, done, carry),
             'z': z,
             'moments': moments,
             't': agent['t'] + 1,
@@ -414,7 +414,7 @@ def ppo(
         agent = jax.lax.cond((at == 0) & (t > 0), learn, same, agent, acted.value)
         steps = jax.tree.map(lambda x, v: x.at[at].set(v), agent['steps'], step)
         dones = agent['done'].at[at + 1].set(done)
-        carried = again(agent['state'].replace(carry=acted.state), done, carry).carry
+        carried = restarted(agent['state'].replace(carry=acted.state), done, carry).carry
         return agent | {'steps': steps, 'done': dones, 'now': carried, 't': t + 1}
 
     return Agent(init, act, update)

@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    """As on another platform, if asked for; the package is imported behind the flags of XLA."""
     from braintrace import _jax
 
     platform = item.config.getoption('--as-if-on')

@@ -79,9 +79,9 @@ class Influence:
 
     def __init__(self, names, p):
         self.derived = derived(names, tuple(p[name].shape[1] for name in names))
-        self.again(len(flat(p)))
+        self.restart(len(flat(p)))
 
-    def again(self, size):
+    def restart(self, size):
         self.h, self.m = np.zeros(H), np.zeros((H, size))
 
     def __call__(self, w, x):
@@ -151,7 +151,7 @@ def values(names, p, xs, actions, done, change):
                 s['x'] = keep * s.get('x', 0.0) + s['h']
                 s['y'] = keep * s.get('y', 0 * w) + s['of_h']
             if done[t, b]:
-                nets[b].again(len(w))
+                nets[b].restart(len(w))
         rows.append(w)
     return np.stack(rows)
 
@@ -262,7 +262,7 @@ def test_actor_critic_has_a_trace_for_each_head_and_a_lambda_for_each_group(agen
                 traces[b, k] = on * decays[k] * traces[b, k] + g
             old[b] = value
             if done[t, b]:
-                nets[b].again(len(w))
+                nets[b].restart(len(w))
 
 
 @pytest.mark.parametrize('traced', [True, False], ids=['traced', 'truncated'])
@@ -283,7 +283,7 @@ def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents, trac
             (logits, (value,)), _ = acting[b](w, xs[t, b])
             kept[b].append((log_chance(logits)[actions[t, b]], value))
             if done[t, b]:
-                acting[b].again(size)
+                acting[b].restart(size)
         if t and t % window == 0:
             begin, gains = t - window, np.zeros((window, B))
             for b in range(B):
@@ -301,7 +301,7 @@ def test_ppo_learns_from_a_window_with_the_trace_of_what_was_before(agents, trac
                     for k in range(window):
                         s = begin + k
                         if s and done[s - 1, b]:
-                            net.again(size)
+                            net.restart(size)
                         (logits, (value,)), (of_logits, of_value) = net(w, xs[s, b])
                         logs, chance = log_chance(logits), np.exp(log_chance(logits))
                         ratio = np.exp(logs[actions[s, b]] - kept[b][s][0])

@@ -51,16 +51,16 @@ class Bound:
     states: ModelStates
     programs: OrderedDict[tuple[tuple, Hashable, tuple], Any] = field(default_factory=OrderedDict)
     read: set[str] = field(default_factory=set)  # keys of the environment that programs read
-    again: list = field(default_factory=list)  # the last optimizer that began; two once it is told
+    begun: list = field(default_factory=list)  # the last optimizer that began; two once it is told
 
     def tell_anew(self, optimizer, fresh) -> None:
         """Tell once that a call begins with a ``fresh`` state of the same optimizer as the one
         before; None: it goes on.
         """
-        if not jax.tree.leaves(fresh) or len(self.again) > 1:
+        if not jax.tree.leaves(fresh) or len(self.begun) > 1:
             return
-        again = self.again == [optimizer]
-        self.again[:] = [optimizer] * (1 + again)
+        again = self.begun == [optimizer]
+        self.begun[:] = [optimizer] * (1 + again)
         if again:
             tell(
                 'etrace_train was called again with the same optimizer and without `opt_state`, so '

@@ -397,7 +397,7 @@ class ObservedStep:
         self.chosen = [i for i, place in enumerate(places) if place in direct]
 
     def _params(self, weights) -> list:
-        """The cell's parameters; weights are in their places."""
+        """The cell's parameters; weights take their places."""
         full = [*self.params, *[None] * len(self.places)]
         full = _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
         return [*full, *self.held]

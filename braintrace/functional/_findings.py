@@ -52,19 +52,20 @@ def tell_of_trace(graph: ETraceGraph, rule: Rule) -> None:
     trace = jax.eval_shape(lambda: rule.init(graph))
     size = tree_bytes(trace)
     full = {pair.group.name for pair in pairs(graph) if pair.states}
-    empty = {pair.group.name for pair in pairs(graph)} - full
-    losing = (
-        r for r in graph.hidden_param_op_relations if full.isdisjoint(g.name for g in r.groups)
-    )
-    paths = {path for r in losing for of_weight in r.paths.values() for path in of_weight}
-    cuts = {found.group: found for found in graph.found('cut') if found.group in empty}
-    if rule.remembers and cuts:
-        through = dict.fromkeys(placed('weights', found.location) for found in cuts.values())
+    cuts = {found.group: found for found in graph.found('cut') if found.group not in full}
+    losing, through = set(), {}
+    for relation in graph.hidden_param_op_relations:
+        own = {group.name for group in relation.groups}
+        if full.isdisjoint(own) and (lost := own & cuts.keys()):
+            losing |= {path for of_weight in relation.paths.values() for path in of_weight}
+            through |= {name: placed('weights', cuts[name].location) for name in sorted(lost)}
+    if rule.remembers and losing:
+        places, weights = ', '.join(dict.fromkeys(through.values())), ', '.join(sorted(losing))
         tell(
-            f'{rule.title} keeps nothing of earlier steps of {", ".join(cuts)}: the next step '
-            f'reads these units only through {", ".join(through)}, where this rule cuts, so the '
-            f'gradient of {", ".join(sorted(paths))} holds the current step only. Let each unit '
-            f'read itself too, as a leak or a gate does, or take {WINDOWS}.'
+            f'{rule.title} keeps nothing of earlier steps of {", ".join(through)}: the next step '
+            f'reads these units only through {places}, where this rule cuts, so the gradient of '
+            f'{weights} holds the current step only. Let each unit read itself too, as a leak or a '
+            f'gate does, or take {WINDOWS}.'
         )
     if size <= LARGE:
         return

@@ -184,7 +184,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ReceiptError('duplicate-key', twice[:60], 'the key is twice in one object')
+        raise ReceiptError('duplicate-key', twice[:60], 'the key appears twice in one object')
     return found
 
 

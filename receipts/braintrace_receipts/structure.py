@@ -74,12 +74,14 @@ def _names(raw: Mapping) -> Problems:
     known_groups = set(groups)
     for what, found in (('groups', groups), ('relations', names)):
         yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
-        yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name is twice')
+        yield from _unless(
+            len(set(found)) == len(found), f'topology/{what}', 'a name appears twice'
+        )
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
         own = relation['groups']
         yield from _unless(known_groups.issuperset(own), f'{at}/groups', 'no such group')
-        yield from _unless(len(set(own)) == len(own), f'{at}/groups', 'a group is twice')
+        yield from _unless(len(set(own)) == len(own), f'{at}/groups', 'a group appears twice')
         for slot, path in relation['params'].items():
             known = path in raw['params_before']
             yield from _unless(known, f'{at}/params/{slot}', f'{path} is no parameter')
@@ -164,7 +166,7 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
 def _lanes(raw: Mapping) -> Problems:
     lanes = len(raw['lanes'])
     yield from _unless(lanes > 0, 'lanes', 'no lane')
-    yield from _unless(len(set(raw['lanes'])) == lanes, 'lanes', 'an id is twice')
+    yield from _unless(len(set(raw['lanes'])) == lanes, 'lanes', 'an id appears twice')
     for name in ('reset', 't'):
         yield from _unless(len(raw[name]) == lanes, name, f'{len(raw[name])} for {lanes} lanes')
     if any(raw['reset']):
@@ -258,7 +260,7 @@ def _optimizer(optimizer: Mapping) -> Problems:
 
 def _listed(name: str, found, want) -> Problems:
     pairs = [(one['relation'], one['group']) for one in found]
-    yield from _unless(len(set(pairs)) == len(pairs), name, 'a relation and group are twice')
+    yield from _unless(len(set(pairs)) == len(pairs), name, 'a relation and group appear twice')
     said = f'of {pairs[:5]}, and {list(want)[:5]} are due'
     yield from _unless(set(pairs) == set(want), name, said)
 

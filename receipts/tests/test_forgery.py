@@ -464,7 +464,7 @@ def test_a_group_that_a_relation_names_twice_is_refused():
     run = making.opaque(making.run('rnn', optimizer='none', steps=1))
     run[0]['topology']['relations'][0]['groups'] *= 2
     found = reconcile_run(run)
-    assert 'a group is twice' in {one.hint for one in found.failures}
+    assert 'a group appears twice' in {one.hint for one in found.failures}
 
 
 def test_a_run_is_judged_record_by_record_in_the_memory_of_a_few():

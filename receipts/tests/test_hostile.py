@@ -60,10 +60,10 @@ class Word(str):
 
 def test_a_key_that_stands_twice_among_many_is_found_by_few_comparisons():
     keys = [Word(k) for k in (*range(3000), 7)]
-    with pytest.raises(ReceiptError, match='7: the key is twice'):
+    with pytest.raises(ReceiptError, match='7: the key appears twice'):
         unique([(key, 1) for key in keys])
     assert Word.compared < 10 * len(keys)
-    assert '7: the key is twice' in refused(b'{"7":1,"8":1,"7":1}')
+    assert '7: the key appears twice' in refused(b'{"7":1,"8":1,"7":1}')
 
 
 @pytest.mark.parametrize(

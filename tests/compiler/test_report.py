@@ -369,6 +369,16 @@ def test_a_layer_whose_trace_has_no_entries_is_told_beside_one_that_has_some():
         compiled(cell, shapes(w=(I, N), v=(N, N), u=(N, N)), states, seen())
 
 
+def test_a_weight_that_also_feeds_a_state_with_entries_is_not_said_to_lose_all():
+    def cell(p, h, x):
+        y = mm(x, p['w'])
+        plain = jnp.tanh(y + mm(h['plain'], p['v']))
+        return 2 * ({'plain': plain, 'leaky': 0.5 * h['leaky'] + y},)
+
+    with pytest.warns(BraintraceWarning, match=r'steps of plain: .* gradient of v holds'):
+        compiled(cell, shapes(w=(I, N), v=(N, N)), {'plain': state(), 'leaky': state()}, seen())
+
+
 # cuts ---------------------------------------------------------------------------------------------
 
 
